@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, compiled, paged
-from outpace.attention.batch import RowSpan
 from outpace.attention.choice import select_backend
 from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
 from outpace.attention.dense import DenseAttention
@@ -287,28 +285,6 @@ def test_without_a_compiler_dense_attends(
             choose("compiled")
     finally:
         loader.load_library.cache_clear()
-
-
-def test_fields_of_later_versions_use_dense(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    window = make_dataclass("Window", [("dilation", int, 1)], bases=(AttentionWindow,), frozen=True)
-    span = make_dataclass("Span", [("leaf", object, None)], bases=(RowSpan,))
-    for module in (compiled, paged):
-        monkeypatch.setattr(module, "AttentionWindow", window)
-    monkeypatch.setattr(paged, "RowSpan", span)
-    keys = torch.empty(16, 1, 16)
-    for windows, is_fit in (([window(window=3)], True), ([window(dilation=2)], False)):
-        assert (paged.paged_unfit_reason(keys, windows, PAGE_SIZE, False) is None) == is_fit
-        assert MISSING or (compiled_unfit_reason(keys, windows, PAGE_SIZE) is None) == is_fit
-    own = [getattr(spans_of(PLAIN[:1], 144)[0], field.name) for field in fields(RowSpan)]
-    dense = DenseAttention([random(256, 2, 16)], [random(256, 2, 16)], 4)
-    ours = PagedAttention(dense, page=PAGE_SIZE, processors=4)
-    assert ours.plan_arrays([span(*own)])
-    spans, q = [span(*own, leaf=[1])], random(1, 4, 16)
-    for _ in range(2):
-        assert torch.equal(attend(ours, spans, q), attend(dense, spans, q))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.nightly

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.dense import DenseAttention
-from outpace.attention.plan import PlanArray, page_tables, row_bounds, unsupported_field
+from outpace.attention.plan import PlanArray, page_tables, row_bounds
 from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
 from outpace.kernels.tiles import check_vector, describe_tensor
 from outpace.models.attention import Attend
@@ -63,9 +63,7 @@ def find_attention_loop() -> Isa | None:
     return next(filter(has_isa, ATTENTION_LOOPS), None)
 
 
-def compiled_unfit_reason(
-    keys: Tensor, attention_windows: Sequence[AttentionWindow], page: int
-) -> str | None:
+def compiled_unfit_reason(keys: Tensor, page: int) -> str | None:
     """Return why the loop cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
     if reason := compiled_missing_reason(keys.device):
         return reason
@@ -76,8 +74,6 @@ def compiled_unfit_reason(
             f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to "
             f"{MAX_LOOP_HEAD_SIZE}, got {size}"
         )
-    if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
-        return f"it does not support the {field} of a layer's attention window"
     return (
         None if page == LOOP_PAGE_SLOTS else f"pages must have {LOOP_PAGE_SLOTS} slots, got {page}"
     )

@@ -154,8 +154,7 @@ class GraphCache:
         """Return hidden states as `Stack.capture` does; None where a pass cannot be recorded."""
         inputs = batch_arrays(batch)
         if (
-            not batch.plan_arrays
-            or len(batch.ids) not in GRAPH_SIZES
+            len(batch.ids) not in GRAPH_SIZES
             or batch.context
             or batch.features
             or self.model.config.convolution is not None

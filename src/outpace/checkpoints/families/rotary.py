@@ -16,10 +16,7 @@ from outpace.checkpoints.fields import (
     mapping,
     number,
     parse_value,
-    published_names,
-    read_fields,
-    refuse_others,
-    refuse_unknown_fields,
+    read_known_fields,
 )
 from outpace.models.config import Rope
 
@@ -67,10 +64,8 @@ def scaling(config: Fields) -> Fields | None:
         known = ", ".join(ROPE_SCALINGS)
         raise ValueError(f"rope_scaling {kind!r} is not supported; supported: {known}")
     fields, remedy = ROPE_SCALINGS[kind], f"supported: rope_scaling {kind!r} without it"
-    refuse_unknown_fields(config, {*ROPE_KEYS, *ROPE_FIXED, *published_names(fields)}, remedy)
     fixed = {name: ROPE_FIXED[name] for name in ROPE_FIXED.keys() - fields.keys()}
-    refuse_others(config, fixed, {}, remedy)
-    own = read_fields(fields, config)
+    own = read_known_fields(fields, config, fixed=fixed, ignored=ROPE_KEYS, remedy=remedy)
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from outpace.checkpoints.fields import (
     Fields,
+    choice,
     field,
     flag,
     mapping,
     parse_value,
-    published_names,
-    read_fields,
-    refuse_others,
+    read_known_fields,
     refuse_unknown_fields,
     shorten,
     words,
@@ -52,7 +51,7 @@ class GroupScheme:
     strategy: str
     size: int
     block: tuple[int, int] | None
-    order: str | None
+    order: str | bool | None
     rounds_rows: bool
 
     @property
@@ -138,22 +137,11 @@ COMPRESSED_ABOUT = (
 STRATEGIES = ("tensor", "channel", "group", "block")
 COMPRESSED_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
 NUMBER_KINDS = ("int", "float")
-ACTIVATION_ORDERS = ("weight", "static", "group", "dynamic")
+ACTIVATION_ORDERS = (False, "weight", "static", "group", "dynamic")
 """Orders of the inputs before grouping; the last two need a stored group for each input."""
 
 UNUSED_SUFFIXES = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
 """Suffixes of activation scales, which are not used: activations are not quantized by them."""
-
-
-def choice_parser(known: tuple[str, ...]) -> Callable[[Any], str]:
-    """Return a parser that accepts only these values."""
-
-    def parse_choice(value: Any) -> str:
-        if isinstance(value, str) and value in known:
-            return value
-        raise ValueError(" or ".join(map(repr, known)))
-
-    return parse_choice
 
 
 def parse_block_structure(value: Any) -> tuple[int, int]:
@@ -168,22 +156,17 @@ def check_dense(value: Any) -> None:
         raise ValueError("of format 'dense'")
 
 
-def parse_ordering(value: Any) -> str | None:
-    return (
-        None if isinstance(value, bool) and not value else choice_parser(ACTIVATION_ORDERS)(value)
-    )
-
-
 WEIGHT_FIELDS: Fields = {
     "bits": field("num_bits", parse_bits),
-    "kind": field("type", choice_parser(NUMBER_KINDS)),
+    "kind": field("type", choice(NUMBER_KINDS)),
     "symmetric": field("symmetric", flag, True),
-    "strategy": field("strategy", choice_parser(STRATEGIES)),
+    "strategy": field("strategy", choice(STRATEGIES)),
     "size": field("group_size", parse_group_size, -1),
     "block": field("block_structure", parse_block_structure, None),
-    "order": field("actorder", parse_ordering, None),
+    "order": field("actorder", choice(ACTIVATION_ORDERS), None),
 }
-WEIGHT_IGNORED = words("dynamic observer observer_kwargs scale_dtype zp_dtype")
+WEIGHT_FIXED: Fields = {"dynamic": False}
+WEIGHT_IGNORED = words("observer observer_kwargs scale_dtype zp_dtype")
 """Ignored fields about how scales were computed and stored."""
 
 INT8_CODES = {"num_bits": 8, "type": "int", "symmetric": True}
@@ -211,8 +194,9 @@ class CompressedTensors(Scheme):
     @classmethod
     def from_config(cls, config: Fields) -> CompressedTensors:
         remedy = f"supported: {COMPRESSED_ABOUT}"
-        refuse_unknown_fields(config, {*COMPRESSED_FIXED, *COMPRESSED_IGNORED}, remedy)
-        refuse_others(config, COMPRESSED_FIXED, {}, remedy)
+        read_known_fields(
+            {}, config, fixed=COMPRESSED_FIXED, ignored=COMPRESSED_IGNORED, remedy=remedy
+        )
         parse_value("sparsity_config", config.get("sparsity_config") or {}, check_dense)
         config_groups = parse_value("config_groups", config.get("config_groups"), mapping)
         if not config_groups:
@@ -298,13 +282,11 @@ def parse_group(name: str, config: Any, whole_config: Fields) -> GroupScheme:
     try:
         refuse_unknown_fields(config, GROUP_FIELDS, remedy)
         weights = parse_value("weights", config.get("weights"), mapping)
-        refuse_unknown_fields(weights, {*published_names(WEIGHT_FIELDS), *WEIGHT_IGNORED}, remedy)
-        refuse_others(weights, {"dynamic": False}, {}, remedy)
-        ours = read_fields(WEIGHT_FIELDS, weights)
+        ours = read_known_fields(
+            WEIGHT_FIELDS, weights, fixed=WEIGHT_FIXED, ignored=WEIGHT_IGNORED, remedy=remedy
+        )
         number_format = parse_value(
-            "format",
-            config.get("format") or whole_config.get("format"),
-            choice_parser(COMPRESSED_FORMATS),
+            "format", config.get("format") or whole_config.get("format"), choice(COMPRESSED_FORMATS)
         )
         check_weight_fields(ours, number_format)
         targets = parse_value("targets", config.get("targets"), parse_targets)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.checkpoints.fields import Fields, refuse_others, refuse_unknown_fields
+from outpace.checkpoints.fields import Fields, read_known_fields
 from outpace.checkpoints.quantised.scheme import Scheme, TensorSource
 from outpace.checkpoints.stacks import StackEntry
 
@@ -52,8 +52,8 @@ class MXFP4(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> MXFP4:
-        refuse_unknown_fields(config, {*MXFP4_FIXED, *MXFP4_IGNORED}, f"supported: {MXFP4_ABOUT}")
-        refuse_others(config, MXFP4_FIXED, {}, f"supported: {MXFP4_ABOUT}")
+        remedy = f"supported: {MXFP4_ABOUT}"
+        read_known_fields({}, config, fixed=MXFP4_FIXED, ignored=MXFP4_IGNORED, remedy=remedy)
         return cls()
 
     def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
