@@ -60,7 +60,6 @@ def test_a_copy_answers_as_the_model_does() -> None:
     ("model", "loading", "named"),
     [
         ("nowhere", {}, "nowhere"),
-        ("tiny-ar", {"tensor_parallel": 2}, "tensor_parallel"),
         ("tiny-ar", {"replicas": 0}, "replicas must be at least 1, got 0"),
     ],
 )

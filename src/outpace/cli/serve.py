@@ -9,7 +9,6 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from typer import Argument, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
@@ -132,10 +131,6 @@ def serve_models(config: Config, listener: socket) -> int:
     small = are_small(config.models)
     host, port = listener.getsockname()[:2]
     log_start(host, port, sum(not entry.lazy for entry in config.models.values()))
-    if any(entry.tensor_parallel > 1 for entry in config.models.values()):
-        if small:
-            torch.set_num_threads(1)  # before layouts are tried
-        return serve_until_signal(Service.load(config), listener)  # torchrun started the processes
     return serve_until_signal(Service.start_engine_process(config, small=small), listener)
 
 

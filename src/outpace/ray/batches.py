@@ -58,9 +58,6 @@ class Fleet:
         small: bool = False,
         **loading: Any,
     ) -> None:
-        if loading.get("tensor_parallel", 1) > 1:
-            message = "tensor_parallel: not supported on Ray, where a copy has one process; omit it"
-            raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
         self.config, self.name = config, model_title(model, loading.get("adapter"))
         self.methods = MethodSelector(method, self.name, config)
