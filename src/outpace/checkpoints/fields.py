@@ -128,7 +128,6 @@ def words(text: str) -> frozenset[str]:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error's message as one line."""
     return " ".join(str(error).split())
 
 
@@ -147,7 +146,6 @@ def convert_panics(what: str) -> Iterator[None]:
 
 
 def shorten(value: Any) -> str:
-    """Return a short representation of a value."""
     return reprlib.repr(value)
 
 
@@ -159,19 +157,16 @@ def count(value: Any, maximum: int = MAX_PUBLISHED_SIZE) -> int:
 
 
 def few(value: Any) -> int:
-    """Parse a number of layers or heads."""
     return count(value, MAX_PUBLISHED_COUNT)
 
 
 def number(value: Any) -> float:
-    """Parse a positive number."""
     if type(value) in (int, float) and 0 < value < 1e18:
         return float(value)
     raise ValueError("a positive number below 1e18")
 
 
 def flag(value: Any) -> bool:
-    """Parse a boolean."""
     if type(value) is bool:
         return value
     raise ValueError("true or false")
@@ -212,7 +207,6 @@ def some_indices(value: Any) -> tuple[int, ...]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Parse a JSON object."""
     if isinstance(value, dict):
         return value
     raise ValueError("an object")

@@ -106,7 +106,6 @@ def layer_kind(block: Block) -> str:
 
 
 def attention_of(block: Block) -> Attention:
-    """Return the attention of a layer."""
     assert isinstance(block.attention, Attention)
     return block.attention
 

@@ -189,5 +189,4 @@ def has_only_ids(forward: ScheduledForward) -> bool:
 
 
 def batch_arrays(batch: AttentionBatch) -> list[Tensor]:
-    """Return all integer tensors of a batch."""
     return [batch.ids, batch.positions, batch.write_slots, *batch.plan_arrays]

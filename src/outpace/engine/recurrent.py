@@ -56,7 +56,6 @@ class RecurrentPass:
 
 
 def page_table(span: RowSpan) -> PageTable:
-    """Return the memory of a sequence."""
     assert isinstance(span.pages, PageTable)
     return span.pages
 

@@ -128,7 +128,6 @@ class AnswerStore:
         self.parts: list[tuple[array[int], OccurrenceIndex]] = []
 
     def add_answer(self, ids: Sequence[int]) -> None:
-        """Add the end of an answer, which is copied from then on."""
         ids = [*ids[1 - self.part_tokens :], END_OF_ANSWER]
         if not self.parts or len(self.parts[0][0]) + len(ids) > self.part_tokens:
             index = OccurrenceIndex(LONG_MATCH, self.part_tokens)

@@ -172,7 +172,6 @@ class D2F(Method):
         return decode_plain(request, start, read, block_pattern(edges, start, len(request)))
 
     def choose_holes(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
         ranks, confidence = rank_scores(out, self.order), out.scores["confidence"]
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):

@@ -128,7 +128,6 @@ class FastDLLM(Method):
         canvas.commit_until(request, len(canvas))
 
     def choose_holes(self, out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
         if self.budget is not None:
             return within_budget(rank_scores(out, "entropy"), out.scores["entropy"], self.budget)
         if self.entropy_limit is not None:

@@ -99,7 +99,6 @@ def with_experts(module: str, gate: str, up: str, down: str) -> TensorNames:
 
 
 def replace_prefix(names: TensorNames, prefix: str, other: str = "") -> TensorNames:
-    """Return the names with a prefix of the published ones replaced."""
 
     def renamed(name: str) -> str:
         return other + name.removeprefix(prefix) if name.startswith(prefix) else name

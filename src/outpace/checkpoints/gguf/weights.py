@@ -218,7 +218,6 @@ class GGUFWeights(CheckpointWeights):
         return entries
 
     def reorder_rows(self, name: str, rows: Tensor) -> Tensor:
-        """Return rows of the file in the published order."""
         order = find_suffix(self.format.rows, stored_name(name))
         return rows if order is None else rows[order(self.config, len(rows))]
 
@@ -228,7 +227,6 @@ class GGUFWeights(CheckpointWeights):
         return None if order is None else order(self.config, count)
 
     def reorder_columns(self, name: str, matrix: Tensor) -> Tensor:
-        """Return columns of the file in the published order."""
         order = self.column_order(name, matrix.shape[-1])
         return matrix if order is None else matrix[:, order]
 

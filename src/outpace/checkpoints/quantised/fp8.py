@@ -26,7 +26,6 @@ ROW_SCALE_SUFFIXES = (".input_scale", ".activation_scale")
 
 
 def parse_block(value: Any) -> tuple[int, int]:
-    """Parse the sizes of a block."""
     if isinstance(value, list) and len(value) == 2:
         return count(value[0]), count(value[1])
     raise ValueError("two sizes, such as [128, 128]")

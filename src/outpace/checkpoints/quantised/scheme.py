@@ -243,7 +243,6 @@ def parse_group_size(value: Any) -> int:
 
 
 def parse_bits(value: Any) -> int:
-    """Parse the number of bits of a code."""
     if is_whole_number(value) and value in (4, 8):
         return int(value)
     raise ValueError("4 or 8")
