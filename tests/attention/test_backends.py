@@ -32,7 +32,7 @@ from refusal import refuses
 from spans import AHEAD, FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
-MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), (), PAGE_SIZE)
+MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), PAGE_SIZE)
 needs_loop = pytest.mark.skipif(
     MISSING is not None, reason="no compiled loop: apt-get install gcc, and reinstall outpace"
 )

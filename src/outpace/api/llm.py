@@ -372,7 +372,9 @@ class LLM:
     ) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
         budget = cache_bytes(self.cache_gib, self.device)
-        sizes = share_budget(model.config, self.dtype, budget, self.engine.max_sequences)
+        sizes: dict[str, Any] = share_budget(
+            model.config, self.dtype, budget, self.engine.max_sequences
+        )
         runner = Runner(name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options)
         self.engine.add_runner(runner)
         self.runners[name] = runner

@@ -160,7 +160,8 @@ def with_head(family: Family, names: TensorNames) -> Family:
     The head's own state after its norm is its next input.
     """
     layer = replace_prefix(names, "model.", HEAD_PREFIX).items()
-    own = {ours: theirs for ours, theirs in layer if ours.startswith("blocks.")} | HEAD_NAMES
+    blocks = {ours: theirs for ours, theirs in layer if ours.startswith("blocks.")}
+    own = {**blocks, **HEAD_NAMES}
     return replace(family, mtp=replace(family, names=own, fused=fused_experts("mtp"), unread=()))
 
 
