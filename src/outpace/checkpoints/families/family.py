@@ -24,7 +24,10 @@ from outpace.checkpoints.fields import (
     merge_fields,
     number,
     parse_value,
-    read_known_fields,
+    published_names,
+    read_fields,
+    refuse_others,
+    refuse_unknown_fields,
     words,
 )
 from outpace.decoding.target import Kind
@@ -235,11 +238,13 @@ class Family:
         flattened = self.flat(published)
         remedy = f"supported: {self.about}; unquantized, without such fields"
         fixed = {**self.fixed, **self.stated}
-        ours = read_known_fields(
-            self.fields, flattened, fixed=fixed, ignored=self.ignored, remedy=remedy
+        refuse_unknown_fields(
+            flattened, {*published_names(self.fields), *fixed, *self.ignored}, remedy
         )
         if missing := [name for name in self.stated if flattened.get(name) is None]:
             raise ValueError(f"field {missing[0]!r} is missing")
+        ours = read_fields(self.fields, flattened)
+        refuse_others(flattened, fixed, ours, remedy)
         return ModelConfig(
             family=self.name, architecture=published["architectures"][0], source=published, **ours
         )
