@@ -4,8 +4,7 @@
     outpace serve --model coder=qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
     python examples/agent.py coder
 
-The chat template of the model must describe tools. Arguments of a call always match its schema, so
-`fruit` is one of the three.
+Arguments of a call always match its schema, so `fruit` is one of the three.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 OPTIONAL = (
     *("accelerate", "aiohttp", "build", "compressed_tensors", "datasets", "fastapi", "gguf"),
     *("httptools", "httpx2", "jsonschema", "llama_cpp", "llguidance", "lm_eval", "math_verify"),
-    *("matplotlib", "nbclient", "openai", "optuna", "playwright", "prometheus_client", "pydantic"),
+    *("matplotlib", "nbclient", "openai", "playwright", "prometheus_client", "pydantic"),
     *("pydantic_ai",),
     *("ray", "schemathesis", "starlette", "tensorboard", "torchao", "triton", "uvicorn", "uvloop"),
     *("xllamacpp", "zensical"),

@@ -167,6 +167,8 @@ def check(words: list[str]) -> None:
     """Parse a command, with its method, entries and recipe."""
     command: Any = load_command(words)
     while words and hasattr(command, "commands"):
+        if words[0] not in command.commands:
+            words = ["recipe", *words]
         name, *words = words
         command = command.commands[name]
     given = command.make_context(command.name, words).params

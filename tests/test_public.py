@@ -45,6 +45,7 @@ def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
     [
         ("from outpace import OptionError", []),
         ("from outpace.cli.main import main; main(['--help'])", []),
+        ("from outpace.cli.app import open_server; open_server(['serve'])", []),
         ("from outpace import LLM; LLM('tiny-ar').generate('a', max_tokens=1)", ["numpy", "torch"]),
     ],
 )

@@ -72,7 +72,7 @@ def test_each_token_of_an_answer_ends_it_there(
         method=method,
         prompt=LONG[: 9 + 7 * (number % 5)],
         max_tokens=20,
-        sampling=Sampling(temperature=temperature, seed=number),
+        sampling=Sampling(temperature=temperature, seed=100 + number),
     )
     (free,) = run((request,))
     stops = [frozenset([token]) for token in dict.fromkeys(tokens(free))]
@@ -177,6 +177,6 @@ def test_special_token_as_a_stop_string() -> None:
     (free,) = llm.generate(QUESTION, **options)
     (stopped,) = llm.generate(QUESTION, stop=["zz", mark], **options)
     assert (len(free.ids), free.finish_reason) == (9, "length")
-    assert (stopped.ids, stopped.finish_reason) == ([], "stop")
+    assert (stopped.ids, stopped.finish_reason, stopped.stop_string) == ([], "stop", mark)
     with refuses("stop"):
         llm.generate(QUESTION, stop=f"a{mark}")

@@ -38,8 +38,11 @@ TEMPLATES = {
 {{- '<|call|>' }}{%- elif m.role == 'tool' %}{{- '<|start|>functions.' + m.name }}
 {{- ' to=assistant<|channel|>commentary<|message|>' + m.content + '<|end|>' }}
 {%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
+    "generic": """{%- for m in messages %}{%- if m.role == 'user' %}{{- m.content + '\n' }}
+{%- elif m.role == 'assistant' %}{{- m.content + eos_token + '\n' }}{%- endif %}{%- endfor %}""",
 }
-"""What templates of Hermes and Qwen, Mistral, Llama, and gpt-oss do, by the name of the format.
+"""What templates of Hermes and Qwen, Mistral, Llama, gpt-oss, and without tools do, by the name of
+the format.
 
 Those of Mistral mark `[TOOL_CALLS]` and `[ARGS]` as special tokens, and that of gpt-oss
 `<|channel|>` and `<|message|>`, as their tokenizers do.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from checkpoints import Config
 from gpu_parts.device import Where
-from outpace.benchmark.shape import shape_of
 from outpace.engine.runner import Runner
 from outpace.evaluation.protocol import find_setting
 from outpace.methods import (
@@ -25,11 +26,9 @@ from outpace.methods import (
 )
 from outpace.training.recipe import load_recipe
 
+PUBLISHED = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text("utf-8"))
 TARGETS = {
-    "Qwen3-8B": shape_of("qwen3-8b"),
-    "Dream-7B": shape_of("dream-7b"),
-    "LLaDA-8B": shape_of("llada-8b"),
-    "WeDLM-8B": shape_of("wedlm-8b"),
+    name: PUBLISHED[name.lower()] for name in ("Qwen3-8B", "Dream-7B", "LLaDA-8B", "WeDLM-8B")
 }
 EAGLE = {
     **TARGETS["Qwen3-8B"],
@@ -38,7 +37,7 @@ EAGLE = {
     "draft_vocab_size": 32_000,
 }
 RECIPE = load_recipe("qwen3-8b-dflash")
-SMALL = shape_of("qwen2.5-0.5b")
+SMALL = PUBLISHED["qwen2.5-0.5b"]
 FURTHER: dict[type[Method], tuple[str, Config]] = {
     APD: ("verifier", SMALL),
     Speculative: ("draft", SMALL),

@@ -47,10 +47,10 @@ def compare(name: str, messages: list[dict[str, str]]) -> None:
         want = expected(name, messages)
     except Exception as error:
         with pytest.raises(ValueError, match="chat template"):
-            text.encode_chat(messages, {})
+            text.encode(messages)
         assert "channel" in str(error)
         return
-    found = text.encode_chat(messages, {})
+    found = text.encode(messages)
     assert found == want
     if not any(mark in m["content"] for m in messages for mark in control(name)):
         assert found == usual(name, messages)
@@ -76,13 +76,13 @@ def test_a_template_that_looks_for_a_special_token_is_followed_or_refused(
     text = TextCodec("decides", tokenizer("decides"))
     for content in ("hi <a>", "no <b> at all", "<b>, said", "<b>"):
         messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": content}]
-        assert text.encode_chat(messages, {}) == expected("decides", messages)
+        assert text.encode(messages) == expected("decides", messages)
     monkeypatch.setitem(SHAPES, "rereads", Shape(REREADS, ("<a>", "<b>")))
     text = TextCodec("rereads", tokenizer("rereads"))
     messages = [{"role": "user", "content": "1 < 2"}, {"role": "user", "content": "<b>"}]
-    assert text.encode_chat(messages[:1], {}) == expected("rereads", messages[:1])
+    assert text.encode(messages[:1]) == expected("rereads", messages[:1])
     with refuses("messages[1]"):
-        text.encode_chat(messages, {})
+        text.encode(messages)
 
 
 WRITTEN = ("<a>", "<b>", "<c>")
@@ -106,7 +106,7 @@ def test_tokens_of_the_template_stay_tokens_beside_what_it_drops(
     name = f"drops {written}"
     monkeypatch.setitem(SHAPES, name, Shape(template, WRITTEN))
     messages = [{"role": "user", "content": content}]
-    ids = TextCodec(name, tokenizer(name)).encode_chat(messages, {})
+    ids = TextCodec(name, tokenizer(name)).encode(messages)
     assert ids == expected(name, messages)
     own = [each for each in ids if each in TextCodec(name, tokenizer(name)).silent_ids]
     assert own
@@ -158,7 +158,7 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
             roles = ["user", "assistant", "user"][: draw.randrange(1, 4)]
             messages = [{"role": r, "content": "".join(draw.choices(PIECES, k=4))} for r in roles]
             try:
-                found = text.encode_chat(messages, {})
+                found = text.encode(messages)
             except ValueError as error:
                 assert re.match(r"messages\[\d\]", str(error))
                 refused += 1
@@ -173,7 +173,7 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
     monkeypatch.setitem(SHAPES, "variable", Shape(template, ("<a>", "<b>")))
     text = TextCodec("variable", tokenizer("variable"))
-    ids = text.encode_chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
+    ids = text.encode([{"role": "user", "content": "hi"}], template={"extra": "<b>"})
     assert text.tokenizer.backend_tokenizer.token_to_id("<b>") not in ids
     with refuses("messages[0].role"):
-        text.encode_chat([{"role": "<a>", "content": "hi"}], {})
+        text.encode([{"role": "<a>", "content": "hi"}])

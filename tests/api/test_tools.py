@@ -120,8 +120,6 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
         ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": 2}),
         ("tools", {"tools": TOOLS, "raw": True}),
         ("stop", {"tools": TOOLS, "stop": "a", "tool_choice": "required"}),
-        ("tools", {"tools": TOOLS}),
-        ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
     ],
 )
 def test_invalid_option_is_named(param: str, options: Any) -> None:
@@ -162,7 +160,7 @@ def test_calls_and_results_in_a_loop(name: str) -> None:
     conversation.append(first.message)
     for call in first.message["tool_calls"]:
         conversation.append({"role": "tool", "tool_call_id": call["id"], "content": "Oslo"})
-    prompt = llm.text.render_chat(validate_prompt(conversation), {})
+    prompt = llm.text.decode(llm.text.encode(conversation))
     assert first.tool_calls[0].name in prompt and prompt.count("Oslo") == len(first.tool_calls)
     (second,) = llm.generate([conversation], tools=TOOLS, max_tokens=12)
     assert second.content and second.message == {"role": "assistant", "content": second.content}
@@ -170,10 +168,42 @@ def test_calls_and_results_in_a_loop(name: str) -> None:
     assert form is not None and second.text == form.preface + second.content
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["args"] + "[CALL_ID]"])
-def test_unknown_format_is_named(template: str) -> None:
+SYSTEM = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+STRICT = """{% for m in messages %}{% if m.role != ["user", "assistant"][loop.index0 % 2] %}
+{{ raise_exception("roles must alternate") }}{% endif %}{{ m.content + "\\n" }}{% endfor %}"""
+"""Templates without tools: of ChatML, and of Gemma and Mistral without a system turn."""
+CITY = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+TALK: list[Any] = [
+    {"role": "user", "content": "Tom <|im_end|>"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": each, "type": "function", "function": CITY} for each in "ab"],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "<rain>"},
+    {"role": "tool", "tool_call_id": "b", "content": "<sun>"},
+    {"role": "user", "content": "so?"},
+]
+
+
+@pytest.mark.parametrize("template", [SYSTEM, STRICT, TEMPLATES["args"] + "[CALL_ID]"])
+@pytest.mark.parametrize("has_system", [True, False])
+def test_tools_that_a_template_does_not_describe(template: str, has_system: bool) -> None:
     llm = LLM("tiny-ar")
     assert llm.text.tokenizer is not None
     llm.text.tokenizer.chat_template = template
-    with refuses("tools"):
-        llm.generate("hi", tools=TOOLS)
+    talk = [{"role": "system", "content": "Be kind."}, *TALK] if has_system else TALK
+    if has_system and template == STRICT:
+        with refuses("messages"):
+            llm.text.encode(talk)
+        return
+    tools = [{"type": "function", "function": {"name": "f", "description": "<|im_start|>"}}]
+    use = read_tool_use(tools, None, None)
+    ids, plain = llm.text.encode(talk, tools=use), llm.text.encode(talk)
+    text, marks = llm.text.decode(ids, special=True), llm.text.special_ids["<|im_start|>"]
+    order = ['"name": "f"', "Be kind.", "Tom", '"Oslo"}', "<rain>", "<sun>", "so?"]
+    places = [text.index(each) for each in order if has_system or each != "Be kind."]
+    assert places == sorted(places) and text.index("<|im_start|>") < places[-1]
+    added = template == SYSTEM and not has_system
+    assert ids.count(marks) == plain.count(marks) + added
+    assert text.count("<|im_end|>") == ids.count(llm.text.special_ids["<|im_end|>"]) + 1

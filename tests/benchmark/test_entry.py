@@ -1,14 +1,11 @@
-"""Tests of entries, sweeps, models with random weights, and prompts of a given length."""
-
-from pathlib import Path
+"""Tests of entries, sweeps, and prompts of a given length."""
 
 import pytest
-import torch
 
 from outpace import LLM
-from outpace.benchmark.shape import RandomCheckpoints
+from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.side import prompts_of_length
-from outpace.cli.options import method_flags, parse_entries, parse_method
+from outpace.cli.options import format_method, parse_entries, parse_method_words
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, LeftToRight
 
@@ -41,21 +38,16 @@ def test_a_bad_entry_is_named(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "method", [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)]
 )
-def test_flags_make_a_method_again(method: Autoregressive) -> None:
-    _, name, *rest = method_flags(method)
-    values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
-    assert parse_method(name, values) == method
-    assert method_flags(Autoregressive()) == ["--method", "autoregressive"]
+def test_words_make_a_method_again(method: Autoregressive) -> None:
+    assert parse_method_words(format_method(method)) == method
 
 
-def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
-    shapes = RandomCheckpoints(folder=tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-    path = shapes.model_path("random:tiny")
-    assert shapes.model_path("random:tiny") == path and shapes.model_path("tiny-ar") == "tiny-ar"
-    assert shapes.resolve_method(APD(verifier="random:tiny")) == APD(verifier=path)
-    assert [folder.name for folder in tmp_path.iterdir()] == ["0"]
-    llm = LLM(path)
-    (question,) = prompts_of_length(llm, questions_of("story", 1), 9)
-    assert len(question.prompt) == 9 and question.judge_answer("x") is None
-    (output,) = llm.generate([question.prompt], max_tokens=4, temperature=0.0)
-    assert len(output.ids) == 4
+def test_models_are_replaced_by_paths() -> None:
+    entry = MethodEntry(model="a", method=APD(verifier="b"), line="a apd", adapter="c")
+    found = entry.with_models({"b": "folder", "c": "other"})
+    assert (found.model, found.method, found.adapter) == ("a", APD(verifier="folder"), "other")
+
+
+def test_prompts_have_a_given_length() -> None:
+    (question,) = prompts_of_length(LLM("tiny-aux"), questions_of("story", 1), 900)
+    assert len(question.prompt) == 900 and question.judge_answer("x") is None

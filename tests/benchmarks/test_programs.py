@@ -101,7 +101,7 @@ def test_files_are_measured(run, tmp_path: Path) -> None:
 
 
 def test_every_program_is_run() -> None:
-    others = {"cpu_files", "tool_choice"}
+    others = {"cpu_files", "tool_choice", "vocabulary"}
     assert sorted({name for name, _ in SMOKES} | set(CLONES) | others) == PROGRAMS
 
 

@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers import CHAT, needs_packed_loops, published, published_llada, random_model, whole
 from outpace import LLM
+from outpace.checkpoints import load
 from outpace.checkpoints.gguf import file as file_module
 from outpace.checkpoints.load import load_config, load_draft, load_model, load_tokenizer, save_model
 from outpace.checkpoints.name import name_of
@@ -368,6 +369,8 @@ def test_a_tokenizer_of_merges_equals_the_published_one(pre: str, tmp_path: Path
     ours = load_tokenizer(path)
     assert ours is not None and ours.chat_template == CHAT
     check_same_tokenizer(ours, published_one)
+    load.write_tokenizer(path, tmp_path / "written")
+    check_same_tokenizer(load_tokenizer(tmp_path / "written"), published_one)
 
 
 PIECES = {"<unk>": 2, "<s>": 3, "</s>": 3, **{f"<0x{byte:02X}>": 6 for byte in range(256)}}

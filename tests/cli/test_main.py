@@ -122,7 +122,6 @@ def test_report_compares_runs(outpace, tmp_path):
     assert status == 0, err
     assert "1 ★" in out and "against run 1" in out and "tokens_per_forward" in out
     assert "…" not in out.partition("against run 1")[0]
-    assert "accuracy under parallelism, story: tiny-ar Autoregressive" in out
     with open(png, "rb") as file:
         assert file.read(4) == b"\x89PNG"
 
@@ -175,13 +174,10 @@ INVALID = [
     ("generate tiny-aux --input a", "--output"),
     ("generate tiny-aux x --input a --output b", "--input"),
     ("generate tiny-aux --input absent --output b", "absent"),
-    ("generate tiny-aux --input a --output b --replicas 2", "--ray"),
     ("generate tiny-aux --input a --output b --n 2", "--n"),
     ("generate tiny-aux --input a --output b --system s", "--system"),
-    ("generate tiny-aux x --ray", "--input"),
     ("generate tiny-dream --fill {{two}}", "{{two}}"),
     ("generate tiny-ar --fill x{{2}}", "method"),
-    ("generate tiny-aux --fill {{2}} --ray", "--input"),
     ("generate tiny-aux x --max-tokens abc", "--max-tokens"),
     ("generate tiny-aux x --max-tokens 100000", "slots"),
     ("generate tiny-aux x --min-tokens 9 --max-tokens 8", "min_tokens"),
@@ -220,7 +216,6 @@ INVALID = [
     ("evaluate tiny-aux --judge number", "--data"),
     ("evaluate tiny-aux --data x --judge mood", "mood"),
     ("evaluate tiny-aux --data absent.jsonl", "absent.jsonl"),
-    ("evaluate tiny-aux --replicas 2", "--ray"),
     ("report absent.json", "absent.json"),
     ("race x --entry tiny-aux", "MODEL METHOD"),
     ("chat tiny-aux --temperature nan", "temperature"),

@@ -39,8 +39,7 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     [
         (("tiny-ar nothing",), "nothing"),
         (("nowhere autoregressive",), "nowhere"),
-        (("random:huge autoregressive",), "huge"),
-        (("random:tiny autoregressive", "tiny-ar autoregressive"), "random"),
+        (("tiny-ar autoregressive", "--prompt-length", "8", "--png", "a.png"), "png"),
         (("tiny-ar autoregressive", "--batch", "0"), "batch"),
         (("tiny-ar autoregressive", "--batch", "two"), "batch"),
         (("tiny-ar autoregressive", "--batch", "16"), "160"),

@@ -105,10 +105,9 @@ GEMMA = (
         ({"default": "{{ messages }}", "tool_use": TEMPLATES["tool_call"]}, "tool_call"),
         (r'{{ "<tool_call>{\"name\": <name>, \"arguments\": <json>}</tool_call>" }}', "tool_call"),
         (GEMMA, "object"),
-        ("<tool_call>\n<function=name>\n<parameter=x>arguments", None),
-        ("<tool_call>name\n<arg_key>arguments", None),
-        ("[TOOL_CALLS]name[CALL_ID]id[ARGS]{}", None),
-        ("{{ messages[0].content }}", None),
+        ("<tool_call>\n<function=name>\n<parameter=x>arguments", "generic"),
+        ("<tool_call>name\n<arg_key>arguments", "generic"),
+        ("[TOOL_CALLS]name[CALL_ID]id[ARGS]{}", "generic"),
         (None, None),
     ],
 )
@@ -147,7 +146,8 @@ def check_required(form: str, name: str, method: Method, temperature: float, num
         "temperature": temperature,
         "seed": number,
     }
-    (output,) = tool_llm(name, form).generate("Tom has 3 apples.", **options)
+    llm = tool_llm(name, form)
+    (output,) = llm.generate([llm.text.encode("Tom has 3 apples.")], **options)
     assert output.finish_reason == "stop" and output.tool_calls and output.content == ""
     for call in output.tool_calls:
         jsonschema.Draft202012Validator(functions[call.name]).validate(json.loads(call.arguments))

@@ -30,28 +30,17 @@ FORMATS = ("date", "time", "date-time", "uuid", "email", "hostname", "ipv4", "ip
 SCALARS = st.one_of(
     st.none(), st.booleans(), NUMBERS, st.sampled_from(["", "a", "ab", "x1", "b\n", "\u00e9"])
 )
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
-    max_leaves=3,
-)
 
 
 def keywords(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
     """Return the values of each keyword, given nested schemas."""
-    finite = st.one_of(
-        st.fixed_dictionaries({"enum": st.lists(SCALARS, max_size=3)}),
-        st.fixed_dictionaries({"const": SCALARS}),
-        st.fixed_dictionaries({"type": st.sampled_from([*TYPE_KEYWORDS])}),
-    )
     few = st.lists(inner, min_size=1, max_size=2)
     by_name = st.dictionaries(NAMES, inner, max_size=3)
     return {
         "type": st.sampled_from([*TYPE_KEYWORDS])
         | st.lists(st.sampled_from([*TYPE_KEYWORDS]), min_size=1, max_size=3, unique=True),
-        "enum": st.lists(VALUES, max_size=4),
-        "const": VALUES,
-        "not": finite,
+        "enum": st.lists(SCALARS, max_size=4),
+        "const": SCALARS,
         "allOf": few,
         "anyOf": few,
         "oneOf": few,
@@ -64,20 +53,14 @@ def keywords(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]
         "maximum": NUMBERS,
         "exclusiveMinimum": NUMBERS,
         "exclusiveMaximum": NUMBERS,
-        "multipleOf": st.sampled_from([1, 2, 3, 7, 10, 0.5, 0.25, 1.5, 5.0]),
+        "multipleOf": st.sampled_from([1, 2, 3, 7, 10, 0.5, 5.0]),
         "items": inner,
         "prefixItems": few,
         "minItems": COUNTS,
         "maxItems": COUNTS,
-        "uniqueItems": st.booleans(),
         "properties": by_name,
         "required": st.lists(NAMES, max_size=2),
         "additionalProperties": inner,
-        "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
-        "propertyNames": inner,
-        "minProperties": st.integers(0, 2),
-        "maxProperties": COUNTS,
-        "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=2), max_size=2),
     }
 
 
@@ -171,11 +154,6 @@ def test_typical_schemas_are_followed(schema: Any) -> None:
             [[], [None] * 3],
         ),
         (
-            {"additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2},
-            [{"a": None}, {"a": None, "b": None}],
-            [{}, {"a": None, "b": None, "c": None}],
-        ),
-        (
             {"type": "object", "properties": {"a": {"const": 1}, "b": {}}, "required": ["a"]},
             [{"a": 1}, {"a": 1, "b": [2]}, {"a": 1, "b": {"c": "\t"}}],
             [{}, {"b": 2}, {"a": 2}],
@@ -194,10 +172,6 @@ def test_bounds_are_exact(schema: Any, accepted: list[Any], rejected: list[Any])
 @pytest.mark.parametrize(
     ("schema", "what", "at"),
     [
-        ({"not": {"minLength": 1}}, "not", "#"),
-        ({"type": "object", "not": {"enum": [{"a": 1}]}}, "not", "#"),
-        ({"type": "number", "not": {"type": "integer"}}, "not", "#"),
-        ({"items": {"uniqueItems": True}}, "uniqueItems", "#/items"),
         ({"properties": {"a": {"multipleOf": 0.01}}}, "multipleOf 0.01", "#/properties/a"),
         ({"allOf": [{"multipleOf": 97}, {"multipleOf": 101}]}, "multipleOf 101", "#/allOf/1"),
         ({"minimum": 1e-30}, "minimum 1e-30", "#"),
@@ -211,10 +185,8 @@ def test_bounds_are_exact(schema: Any, accepted: list[Any], rejected: list[Any])
         ({"pattern": "a(?i:b)"}, "pattern 'a(?i:b)'", "#"),
         ({"pattern": r"a\Z"}, r"pattern 'a\\Z'", "#"),
         ({"pattern": "a{,2}"}, "pattern 'a{,2}'", "#"),
-        ({"patternProperties": {"(?=a)": {}}}, "pattern '(?=a)'", "#/patternProperties"),
-        ({"minProperties": 2}, "minProperties", "#"),
-        ({"enum": [[1]], "minItems": 1}, "minItems", "#"),
-        ({"patternProperties": {c: {} for c in "abcde"}}, "patternProperties", "#"),
+        ({"enum": [1, [1]]}, "enum", "#"),
+        ({"const": {}}, "const", "#"),
     ],
     ids=str,
 )
@@ -232,12 +204,11 @@ def test_unsupported_keywords_are_named(schema: Any, what: str, at: str) -> None
         (lambda schema: {"anyOf": [{"type": "null"}, schema]}, "#/anyOf/1"),
         (lambda schema: {"properties": {"a": {"items": schema}}}, "#/properties/a/items"),
         (lambda schema: {"$ref": "#/$defs/x", "$defs": {"x": schema}}, "#/$defs/x"),
-        (lambda schema: {"patternProperties": {"a": schema}}, "#/patternProperties/a"),
         (lambda schema: {"additionalProperties": schema}, "#/additionalProperties"),
-        (lambda schema: {"allOf": [{"propertyNames": schema}]}, "#/allOf/0/propertyNames"),
+        (lambda schema: {"allOf": [{"items": schema}]}, "#/allOf/0/items"),
         (lambda schema: {"prefixItems": [{}, schema]}, "#/prefixItems/1"),
     ],
-    ids=["root", "branch", "property", "definition", "pattern", "others", "names", "item"],
+    ids=["root", "branch", "property", "definition", "others", "both", "item"],
 )
 def test_other_keywords_are_refused_by_name(name: str, inside: Any, at: str) -> None:
     with pytest.raises(UnsupportedError, match="^" + re.escape(f"{name} at {at} ")):
@@ -256,12 +227,10 @@ def test_many_small_variants_are_too_large() -> None:
     ("schema", "texts"),
     [
         ({"enum": [1], "const": 1.0}, {"1"}),
-        ({"enum": [{"b": 2, "a": 1}, 3], "const": {"a": 1.0, "b": 2}}, {'{"b":2,"a":1}'}),
         ({"enum": [1, True, "1"], "const": True}, {"true"}),
         ({"enum": [1, 2.0, 3.5], "type": "integer", "minimum": 2}, {"2.0"}),
-        ({"enum": ["a", "ab", "abc"], "maxLength": 2, "not": {"const": "a"}}, {'"ab"'}),
+        ({"enum": ["a", "ab", "abc"], "maxLength": 1}, {'"a"'}),
         ({"const": "\u0000", "minLength": 1}, {'"\\u0000"'}),
-        ({"type": ["null", "boolean"], "not": {"enum": [False]}}, {"null", "true"}),
     ],
 )
 def test_listed_values_are_compared_by_value(schema: Any, texts: set[str]) -> None:

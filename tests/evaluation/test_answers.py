@@ -2,17 +2,15 @@
 
 import json
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outpace import LLM, Output
+from outpace import LLM
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
-from outpace.evaluation.answers import InvalidRequestError, answer_file
+from outpace.evaluation.answers import answer_file
 from outpace.evaluation.generated.story import story_problems
-from outpace.methods import Autoregressive
 from outpace.training.data import Data, Examples
 from refusal import refuses
 
@@ -177,21 +175,3 @@ def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None
     assert full.stat().st_size == whole.stat().st_size // 2 and not llm.driver.stats.running
     answer_file(llm, source, full, max_tokens=8)
     assert read(full) == read(whole)
-
-
-def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
-    class Elsewhere:
-        name, method = "m", Autoregressive()
-
-        def serve(self, requests: Any, *, batch: int) -> Iterator[tuple[int, Output]]:
-            assert len(list(requests)) == 9 and batch == 4
-            yield 5, Output(text="a", ids=[1], finish_reason="stop", steps=[], **ASIDE)
-            raise InvalidRequestError(ValueError("no room"), 3)
-
-    source, target = prompts(tmp_path / "prompts.jsonl"), tmp_path / "data.jsonl"
-    with pytest.raises(ValueError, match=f"{source}:4"):
-        answer_file(Elsewhere(), source, target, batch=4)
-    assert [record["line"] for record in read(target)] == [6]
-
-
-ASIDE: Any = {"prompt_tokens": 1, "seconds": 0.0}

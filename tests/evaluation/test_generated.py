@@ -16,13 +16,8 @@ from outpace.evaluation.generated import Problem
 from outpace.evaluation.generated.story import STORY_SPLITS, story_problems
 from outpace.evaluation.generated.sudoku import SUDOKU_SPLITS, sheet_text, sudoku_problems
 from outpace.evaluation.generated.table import OPERATION_RESULTS, TABLE_SPLITS, table_problems
-from outpace.evaluation.generated.vocabulary import (
-    SPECIAL_TOKENS,
-    build_tokenizer,
-    save_tokenizer,
-    story_texts,
-)
 from outpace.evaluation.scoring.planning import judge_sudoku_sheet, parse_grid
+from vocabulary import SPECIAL_TOKENS, build_tokenizer, save_tokenizer, story_texts
 
 SPLITS = {
     story_problems: STORY_SPLITS,

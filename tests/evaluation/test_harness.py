@@ -13,7 +13,6 @@ from outpace import LLM
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.cli.main import main
 from outpace.evaluation.generated.story import story_problems
-from outpace.methods import D2F, Lookup
 
 STORIES = [problem.question for problem in story_problems("test", 4)]
 TASK = """
@@ -168,25 +167,6 @@ def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
         harness.OutpaceHarness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
 
 
-def test_arguments_are_assigned(harness: Any) -> None:
-    made = harness.OutpaceHarness.create_from_arg_string(
-        "model=tiny-dream,method=d2f,block=16,seed=3,draws=5",
-        {"batch_size": 4, "device": "cuda:7", "max_batch_size": None},
-    )
-    assert made.llm.method == D2F(block=16)
-    assert (made.batch, made.seed, made.draws) == (4, 3, 5)
-    assert harness.OutpaceHarness.create_from_arg_string("model=tiny-aux").llm.method == Lookup()
-    for words, name in (
-        ("method=d2f", "model"),
-        ("model=tiny-ar,block=16", "block"),
-        ("model=tiny-ar,method=nonsense", "nonsense"),
-        ("model=tiny-dream,method=d2f,blok=16", "blok"),
-        ("model=tiny-ar,batch_size=auto", "batch_size"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            harness.OutpaceHarness.create_from_arg_string(words)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.nightly
 @pytest.mark.parametrize(
@@ -229,7 +209,6 @@ def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str])
     for words, name in (
         (["--tasks", "gsm8k_cott"], "gsm8k_cott"),
         (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks"),
-        (["--tasks", "gsm8k", "--ray"], "--ray"),
         (["--tasks", "gsm8k", "--temperature", "1"], "temperature"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -87,20 +87,6 @@ def test_ratio_error_equals_spread() -> None:
     assert math.isnan(metrics.ratio_error([3], [1])) and math.isnan(metrics.ratio_error([], []))
 
 
-def test_area_under_accuracy() -> None:
-    assert metrics.area_under_parallelism([(1.0, 0.8)], 0.8) == pytest.approx(80)
-    assert metrics.area_under_parallelism([(3.0, 0.8), (1.0, 0.8)], 0.8) == pytest.approx(
-        80 + 2 * 80
-    )
-    assert metrics.area_under_parallelism([(1.0, 0.8), (3.0, 0.74)], 0.8) == pytest.approx(80)
-    weight = math.exp(-3 * (1 - 0.76 / 0.8))
-    area = 80 + 2 * (80 + 76 * weight) / 2
-    assert metrics.area_under_parallelism([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
-    assert metrics.area_under_parallelism([(1.0, 0.0)], 0.0) == 0
-    with pytest.raises(ValueError, match="points"):
-        metrics.area_under_parallelism([], 1.0)
-
-
 def test_front() -> None:
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
     assert metrics.pareto_front(points) == [0, 1, 3, 4]

@@ -40,6 +40,7 @@ def openai(client: TestClient) -> Any:
 def served() -> Iterator[TestClient]:
     """A client of a server of models that think, call tools, or do neither."""
     from asking import serve_models
+    from outpace.server.settings import Entry
     from thinking import thinking_model
     from toolbox import tool_model
 
@@ -49,6 +50,6 @@ def served() -> Iterator[TestClient]:
         blocks=thinking_model("tiny-block", "open"),
         tools=tool_model("tiny-ar", "tool_call"),
         array=tool_model("tiny-wedlm", "array"),
-        plain="tiny-ar",
+        plain=Entry(path="tiny-ar", tools="template"),
     ) as client:
         yield client

@@ -10,7 +10,7 @@ from adapting import write_adapter
 from asking import ask, chat, completion, refused, serve_models
 from outpace import LLM
 from outpace.checkpoints.load import load_config
-from outpace.cli.serve import parse_pair
+from outpace.cli.serve import parse_pairs
 from outpace.server.settings import Entry, make_entry, read_config
 
 NAMES = ["tiny-ar", "tiny-ar:loud", "tiny-ar:calm", "tiny-dream", "tiny-dream:d"]
@@ -91,5 +91,5 @@ def test_adapters_are_configured(tmp_path: Path) -> None:
     )
     config = read_config(tmp_path / "serve.toml")
     assert config.models["m"].adapters == {"a": "here", "b": "owner/name"}
-    made = make_entry("tiny-ar", None, {}, {"adapters": dict([parse_pair(f"a={tmp_path}")])})
+    made = make_entry("tiny-ar", None, {}, {"adapters": parse_pairs([f"a={tmp_path}"])})
     assert made.load_options()["adapters"] == {"a": str(tmp_path)}

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from asking import QUESTION as STORY
 from asking import URL, attack, named_events, post
 from outpace.api.parts import AnswerFormat, CallDelta, PartsDelta
+from outpace.server.messages import CountTokensRequest
 from outpace.server.writer import BlockParser
 from toolbox import SCHEMAS, TOOLS, WEATHER
 
@@ -25,6 +26,7 @@ DECLARED = [
 ]
 ANY = {"type": "any"}
 BUDGET = {"type": "enabled", "budget_tokens": 6}
+EOS = "<|endoftext|>"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,7 @@ REQUESTS: list[dict[str, Any]] = [
     body("plain", max_tokens=3),
     body("tools", max_tokens=200, tools=DECLARED, tool_choice=ANY, temperature=1),
     body("array", max_tokens=200, tools=DECLARED, tool_choice={"type": "tool", "name": "stop"}),
+    body("open", max_tokens=100, tools=DECLARED, tool_choice=ANY),
     body("tools", max_tokens=9, tools=DECLARED, tool_choice={"type": "none"}),
     body("plain", max_tokens=32_000, temperature=0),
 ]
@@ -115,6 +118,8 @@ def test_reason_of_the_end(served: TestClient) -> None:
     assert [answer["stop_reason"] for answer in answers] == reasons
     assert answers[0]["stop_sequence"] in REQUESTS[4]["stop_sequences"]
     assert answers[4]["stop_sequence"] is None
+    end = ask(served, REQUESTS[3] | {"stop_sequences": ["zz", EOS]})
+    assert (end["stop_reason"], end["stop_sequence"]) == ("stop_sequence", EOS)
 
 
 def test_loop_with_official_client(client: Any) -> None:
@@ -201,7 +206,18 @@ def test_requests_of_agents(served: TestClient) -> None:
 
 CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "x"}
+UNREADABLE = RESULT | {"content": [{"type": "text", "text": 5}]}
 CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]}
+
+
+def test_other_parts_of_results_are_noted() -> None:
+    found = {"type": "tool_reference", "tool_name": "stop"}
+    result = RESULT | {"content": [{"type": "image"}, {"type": "text", "text": "dot"}, found]}
+    turns = [CALLING, {"role": "user", "content": [result, {"type": "document"}]}]
+    request = CountTokensRequest.model_validate({"model": "m", "messages": [QUESTION, *turns]})
+    tool, user = [*request.chat_messages()][2:]
+    assert "image" in tool["content"] and tool["content"].endswith("dotstop")
+    assert (user["role"], "document" in user["content"]) == ("user", True)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -219,6 +235,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("messages.0.content.1", {"messages": [{"role": "user", "content": CALLING["content"]}]}),
     (
+        "messages.2.content.0.content.0.text",
+        {"messages": [QUESTION, CALLING, {"role": "user", "content": [UNREADABLE]}]},
+    ),
+    (
         "messages.0.content.0",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
     ),
@@ -228,7 +248,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "stop_sequences",
         {"model": "tools", "tools": DECLARED, "stop_sequences": ["x"], "tool_choice": ANY},
     ),
-    ("tools", {"tools": DECLARED}),
+    ("tools", {"model": "plain", "tools": DECLARED}),
     (
         "tools.0.input_schema",
         {"model": "tools", "tools": [DECLARED[1] | {"input_schema": {"type": "teapot"}}]},

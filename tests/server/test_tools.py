@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import DEEP, ask, attack, events, official_client, refused, serve_models, text_of
+from outpace.server.settings import Entry
 from toolbox import SCHEMAS, TOOLS, tool_model
 
 MODELS = {
@@ -18,6 +19,7 @@ MODELS = {
     "args": ("tiny-ar", "args"),
     "object": ("tiny-block", "object"),
     "harmony": ("tiny-wedlm", "harmony"),
+    "generic": ("tiny-ar", "generic"),
     "diffusion": ("tiny-dream", "tool_call"),
 }
 CAUSAL = [name for name in MODELS if name != "diffusion"]
@@ -31,9 +33,10 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 @pytest.fixture(scope="module")
 def tool_client() -> Iterator[TestClient]:
-    """A client of a server whose models have templates with tools, and of one without."""
+    """A client of a server whose models take tools, and of one without."""
     models = {name: tool_model(*each) for name, each in MODELS.items()}
-    with serve_models(**models, plain="tiny-ar") as client:
+    plain = Entry(path="tiny-ar", tools="template")
+    with serve_models(**models, plain=plain) as client:
         yield client
 
 
@@ -79,7 +82,9 @@ def test_required_calls_are_valid(tool_client: TestClient, model: str) -> None:
 
 @pytest.mark.parametrize("model", CAUSAL)
 def test_named_function_is_called_once(tool_client: TestClient, model: str) -> None:
-    (choice,) = ask(tool_client, calling(model, tool_choice=NAMED))["choices"]
+    answer = ask(tool_client, calling(model, tool_choice=NAMED))
+    assert answer["outpace"]["tools"] == MODELS[model][1]
+    (choice,) = answer["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     check_calls([call])

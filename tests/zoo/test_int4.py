@@ -30,9 +30,9 @@ pytestmark = needs_packed_loops
 
 GREEDY: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
 VERIFIED: list[Method] = [
-    Lookup(),
+    Lookup(tokens=8),
     Speculative(draft="tiny-aux", tokens=4),
-    DFlash(draft="tiny-dflash"),
+    DFlash(draft="tiny-dflash", tokens=15),
     Eagle(draft="tiny-eagle"),
 ]
 METHODS: dict[str, list[Method]] = {

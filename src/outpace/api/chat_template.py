@@ -45,12 +45,15 @@ from outpace.api.codec import (
     validate_text,
 )
 from outpace.api.rendering import find_template, render_template, template_environment
-from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
+from outpace.constraint.calls import GENERIC_FORMAT, TOOL_VARIABLES, CallFormat, find_call_format
 from outpace.constraint.thoughts import CHANNELS, ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
 from outpace.tokenizer import Tokenizer
 
 Message = dict[str, Any]
+NamedMessage = tuple[str, Message]
+"""A message with its name in errors."""
+
 SEARCHES = {"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace"} | {
     *("find", "rfind", "index", "rindex", "count", "partition", "rpartition"),
     *("removeprefix", "removesuffix", "trim"),
@@ -82,13 +85,13 @@ class TemplatePart:
 
     @classmethod
     def collect_parts(
-        cls, messages: Sequence[Message], variables: Mapping[str, Any]
+        cls, messages: Sequence[NamedMessage], variables: Mapping[str, Any]
     ) -> list[TemplatePart]:
         """Return all parts of a request that a template can write."""
         return [
             *(
-                cls(f"messages[{index}]", index, message, message["role"] == "assistant")
-                for index, message in enumerate(messages)
+                cls(name, index, message, message["role"] == "assistant")
+                for index, (name, message) in enumerate(messages)
             ),
             *(
                 cls("tools" if key in TOOL_VARIABLES else f"template.{key}", key, value)
@@ -171,6 +174,17 @@ def mark_template(source: str, table: tuple[tuple[str, str], ...]) -> str:
     return "".join(changed)
 
 
+def join_user_turns(messages: Sequence[NamedMessage]) -> list[NamedMessage]:
+    """Return messages with adjacent ones of the user as one, which many templates require."""
+    found: list[NamedMessage] = []
+    for name, message in messages:
+        if found and found[-1][1]["role"] == message["role"] == "user":
+            name, before = found.pop()
+            message = {**before, "content": f"{before['content']}\n\n{message['content']}"}
+        found.append((name, message))
+    return found
+
+
 RESERVED_NAMES = {"messages", "add_generation_prompt", "documents", "raise_exception"} | {
     *TOOL_VARIABLES,
     "strftime_now",
@@ -185,10 +199,15 @@ REASONING_FIELDS = ("reasoning_content", "thinking")
 
 
 class TemplateSource:
-    """Parts of a chat template, by its syntax tree."""
+    """Parts of a chat template, by its syntax tree.
+
+    Attributes:
+        needs_description: Whether tools need a template that describes them.
+    """
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.name, self.tokenizer = name, tokenizer
+        self.needs_description = False
 
     @cached_property
     def syntax_trees(self) -> list[Template]:
@@ -209,10 +228,11 @@ class TemplateSource:
 
     @cached_property
     def call_format(self) -> CallFormat | None:
-        """Format of the calls of tools that the template describes, or None."""
-        return (
-            None if self.tool_variable is None else find_call_format(self.tokenizer.chat_template)
-        )
+        """Format of the calls of tools, or None if there can be none."""
+        form = find_call_format(self.tokenizer.chat_template)
+        if form is not None and self.tool_variable is None:
+            form = GENERIC_FORMAT
+        return None if self.needs_description and form is GENERIC_FORMAT else form
 
     @cached_property
     def tool_variable(self) -> str | None:
@@ -221,18 +241,20 @@ class TemplateSource:
         return next((name for name in TOOL_VARIABLES if name in names), None)
 
     def tool_variables(self, tools: Sequence[Message], choice: str) -> dict[str, Any]:
-        """Return the variables by which the template receives tools.
+        """Return the variables by which the template receives tools, none if a text declares them.
 
         Raises:
             OptionError: If it does not support them.
         """
-        if self.tool_variable is None or self.call_format is None:
+        if self.call_format is None:
             field = "tools" if choice == "auto" else "tool_choice"
             message = (
                 f"{field}: the chat template of {self.name} does not describe tools in a known "
                 f"format, which tool_choice={choice!r} with tools needs; use tool_choice='none'"
             )
             raise OptionError(field, choice, message)
+        if self.call_format is GENERIC_FORMAT or self.tool_variable is None:
+            return {}
         return {self.tool_variable: [*tools]}
 
     @cached_property
@@ -276,19 +298,22 @@ class TemplateSource:
             message["content"] = before + message["content"]
         return message
 
-    def write_calls(self, number: int, message: Message) -> Message:
-        """Return a message whose calls of tools the template writes, or that has them as text.
+    def write_calls(self, name: str, message: Message) -> Message:
+        """Return a message whose calls or result the template writes, or that has them as text.
 
         Raises:
-            OptionError: If the template supports neither calls nor their results.
+            OptionError: If there can be no calls.
         """
         calls = message.get("tool_calls")
-        if not calls and "tool_call_id" not in message:
+        if not calls and message["role"] != "tool":
             return message
-        if "tool" not in self.string_constants or (self.call_format is None and not self.has_calls):
-            field = f"messages[{number}].{'tool_calls' if calls else 'role'}"
+        if self.call_format is None and not (self.has_results and self.has_calls):
+            field = f"{name}.{'tool_calls' if calls else 'role'}"
             text = f"{field}: the chat template of {self.name} supports no calls of tools"
             raise OptionError(field, None, text)
+        if not calls and not self.has_results:
+            content = f"Result of {message.get('name', 'the call')}:\n{message['content']}"
+            return {"role": "user", "content": content}
         if not calls or self.has_calls:
             return message
         assert self.call_format is not None
@@ -298,6 +323,10 @@ class TemplateSource:
         )
         content = "\n".join(filter(None, (message["content"], written)))
         return {"role": message["role"], "content": content}
+
+    @property
+    def has_results(self) -> bool:
+        return "tool" in self.string_constants
 
     @property
     def has_calls(self) -> bool:
@@ -414,10 +443,41 @@ class ChatTemplate(TemplateSource):
         after = f"{gap}{form.end}{gap * 2}"
         return f"{before.translate(change)}{thoughts}{after.translate(change)}{text}"
 
+    @cached_property
+    def system_role(self) -> str:
+        """Role of a message that instructs the model: `user` if the template has no system turn."""
+        system, user = {"role": "system", "content": "<>"}, {"role": "user", "content": "-"}
+        try:
+            return "system" if "<>" in self.render([system, user], {}) else "user"
+        except OptionError:
+            return "user"
+
+    def add_instruction(self, messages: Sequence[NamedMessage], text: str) -> list[NamedMessage]:
+        """Return messages with a text before that of the system turn, or of the first user turn."""
+        role = self.system_role
+        front = messages[:1] if role == "system" else messages
+        place = next((n for n, (_, each) in enumerate(front) if each["role"] == role), None)
+        if place is None:
+            return [("tools", {"role": role, "content": text}), *messages]
+        name, first = messages[place]
+        first = {**first, "content": f"{text}\n\n{first['content']}"}
+        return [*messages[:place], (name, first), *messages[place + 1 :]]
+
     def encode(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        *,
+        instruction: str = "",
+        continues: bool = False,
     ) -> list[int]:
-        """Encode a conversation; if it `continues`, its last message begins the answer.
+        """Encode a conversation.
+
+        Args:
+            messages: The conversation.
+            variables: Variables of the template.
+            instruction: Text that declares tools, if the template does not.
+            continues: Whether the last message begins the answer.
 
         Raises:
             OptionError: For a role with a control token, if rendering fails, for a message in
@@ -430,11 +490,15 @@ class ChatTemplate(TemplateSource):
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
         last = self.take_continued(messages) if continues else []
-        messages = [
-            self.write_calls(number, self.write_thoughts(message))
+        named = [
+            (name := f"messages[{number}]", self.write_calls(name, self.write_thoughts(message)))
             for number, message in enumerate(messages[: len(messages) - len(last)])
         ]
-        parts = TemplatePart.collect_parts(messages, variables) + last
+        if not self.has_results and any(message["role"] == "tool" for message in messages):
+            named = join_user_turns(named)
+        if instruction:
+            named = self.add_instruction(named, instruction)
+        parts = TemplatePart.collect_parts(named, variables) + last
         text = self.render_parts(parts)
         ids, spans = self.codec.encode_with_spans(text)
         control = [self.trim_span(text, span) for span in spans if span[0] in self.control_tokens]

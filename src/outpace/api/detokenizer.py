@@ -35,7 +35,7 @@ class Detokenizer:
         padding: Tokens without text.
 
     Attributes:
-        stop_ids: Tokens that end the answer, since a stop string names them and they have no text.
+        stop_tokens: Stop strings that are tokens without text, by their ids, which end the answer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Detokenizer:
         # Special tokens that are not shown are left out before decoding.
         self.decode = partial(text.decode, special=True) if shown else text.decode
         self.silent_ids = text.silent_ids - shown.keys() | padding
-        self.stop, self.stop_ids = self.split_stop_strings(stop)
+        self.stop, self.stop_tokens = self.split_stop_strings(stop)
         if self.stop and text.tokenizer is None:
             message = f"stop needs a tokenizer, which {text.name} does not have"
             raise OptionError("stop", stop, message)
@@ -67,8 +67,8 @@ class Detokenizer:
         self.call_begin: int | None = None  # position after the text that begins a call
         self.parser = AnswerParser(form) if self.stop and form.calls is not None else None
 
-    def split_stop_strings(self, stop: Any) -> tuple[list[str], frozenset[int]]:
-        """Return the stop strings with text, and the ids of those that are tokens without text.
+    def split_stop_strings(self, stop: Any) -> tuple[list[str], dict[int, str]]:
+        """Return the stop strings with text, and by id those that are tokens without text.
 
         Raises:
             OptionError: For an invalid string, and for a token without text among text.
@@ -83,7 +83,7 @@ class Detokenizer:
                         "no text in answers: give the token alone"
                     )
                     raise OptionError("stop", mark, message)
-        return strings, frozenset(silent[mark] for mark in marks if mark not in strings)
+        return strings, {silent[mark]: mark for mark in marks if mark not in strings}
 
     @property
     def stopped(self) -> bool:

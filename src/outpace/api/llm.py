@@ -36,7 +36,6 @@ from outpace.checkpoints.load import (
 )
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
-from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import CAUSAL_KINDS, DRAFT_KINDS, Constraint, Kind, Processor, Request
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling_params import is_whole_number
@@ -133,7 +132,7 @@ def build_constraint(
     options: RequestOptions,
     method: Method,
     pairing: Pairing,
-    thoughts: ThoughtFormat | None,
+    form: AnswerFormat,
     slots: range,
     ends: frozenset[int],
     wait: bool,
@@ -144,7 +143,7 @@ def build_constraint(
         OptionError: If no answer satisfies the constraint.
         Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
     """
-    most, rule = options.max_reasoning_tokens, options.rule
+    most, rule, thoughts = options.max_reasoning_tokens, options.rule, form.thoughts
     if most is not None and thoughts is not None:
         rule = rule or FREE_RULE
     if rule is None:
@@ -162,6 +161,7 @@ def build_constraint(
         wait=wait,
         thoughts=thoughts,
         max_thoughts=most,
+        calls=form.calls,
     )
 
 
@@ -582,8 +582,8 @@ def prepare_answer(
     ends, stop_ids = resolve_stop_ids(llm, options, pairing.vocab)
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
-        stop_ids |= detokenizer.stop_ids
-        where = form.thoughts, range(len(ids), len(ids) + max_tokens), ends | stop_ids
+        stop_ids |= detokenizer.stop_tokens.keys()
+        where = form, range(len(ids), len(ids) + max_tokens), ends | stop_ids
         constraint = build_constraint(llm, options, method, pairing, *where, wait)
     else:
         sequential = method.is_sequential

@@ -141,7 +141,7 @@ class PendingAnswer(Job):
             prompt_logprobs=self.all_prompt_scores,
             codec=detokenizer.codec,
             format=self.format,
-            stop_string=detokenizer.stop_string,
+            stop_string=detokenizer.stop_string or detokenizer.stop_tokens.get(self.end_token),
         )
         return output if self.suffix is None else self.drop_padding(output, self.suffix)
 

@@ -16,7 +16,7 @@ from outpace.api.codec import SharedTokenizer, validate_text
 from outpace.api.options import RequestOptions
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.tools import ToolUse, link_calls
-from outpace.constraint.calls import CallFormat
+from outpace.constraint.calls import GENERIC_FORMAT, CallFormat
 from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import Kind
 from outpace.errors import OptionError
@@ -276,23 +276,29 @@ class TextCodec:
         if self.tokenizer is None:
             message = f"prompt: {self.name} has no tokenizer: give the prompt as token ids"
             raise OptionError("prompt", prompt, message)
+        instruction = ""
         if tools is not None:
             if raw and isinstance(prompt, str):
                 raise OptionError("tools", None, "tools cannot be combined with raw: omit one")
             template |= self.required_template.tool_variables(tools.tools, tools.choice)
+            if self.call_format is GENERIC_FORMAT:
+                instruction = tools.instruction
         if effort is not None:
             if raw and isinstance(prompt, str):
                 message = "reasoning_effort cannot be combined with raw: omit one"
                 raise OptionError("reasoning_effort", effort, message)
             template = self.required_template.effort_variables(effort) | template
         if isinstance(prompt, list):
-            return self.required_template.encode(prompt, template, continues=continues)
+            return self.required_template.encode(
+                prompt, template, instruction=instruction, continues=continues
+            )
         if continues:
             message = "continue_final_message needs chat messages as prompt: omit it"
             raise OptionError("continue_final_message", continues, message)
         if raw or self.tokenizer.chat_template is None:
             return self.encode_plain(prompt, begin=True)
-        return self.encode_chat([{"role": "user", "content": prompt}], template)
+        messages = [{"role": "user", "content": prompt}]
+        return self.required_template.encode(messages, template, instruction=instruction)
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -330,10 +336,6 @@ class TextCodec:
         """Encode text without special tokens; `begin` adds those that every text begins with."""
         assert self.codec is not None
         return self.codec.encode_plain(text, begin=begin)
-
-    def encode_chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
-        """Encode a conversation with the chat template."""
-        return self.required_template.encode(messages, template)
 
     def render_chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
         """Render a conversation with the chat template, up to the beginning of the answer."""
@@ -378,7 +380,7 @@ class TextCodec:
             suffix=options.suffix,
             continues=continues,
         )
-        if options.raw or options.suffix is not None or options.cloze is not None:
+        if tools is None and (options.raw or options.suffix is not None or options.cloze):
             return ids, PLAIN_FORMAT
         thoughts = None if continues else self.thought_format
         if thoughts is not None:

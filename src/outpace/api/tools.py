@@ -10,7 +10,7 @@ from reprlib import repr as brief
 from typing import Any, NoReturn
 
 from outpace.api.chat_template import Message
-from outpace.constraint.calls import CallFormat
+from outpace.constraint.calls import GENERIC_FORMAT, CallFormat
 from outpace.constraint.compiler import ConstraintRule
 from outpace.constraint.schema import check_schema_limits
 from outpace.errors import OptionError
@@ -49,6 +49,14 @@ class ToolUse:
     function: str | None = None
     strict: tuple[str, ...] = ()
     text: ConstraintRule | None = None
+
+    @property
+    def instruction(self) -> str:
+        """Text that declares the tools where the chat template does not."""
+        functions = (json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
+        call = GENERIC_FORMAT.write_calls([("function", '{"argument": value}')])
+        lines = ["You can call these functions:", *functions]
+        return "\n".join([*lines, f"To call a function, answer with nothing but {call}"])
 
     @property
     def rule(self) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from outpace.evaluation.protocol import method_from_options
 from outpace.methods import Method
-
-RANDOM_PREFIX = "random:"
-"""Prefix of a shape's name: a model of that shape with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +36,16 @@ class MethodEntry:
         names = (self.model, self.adapter, *self.method.model_names().values())
         return [str(name) for name in names if name is not None]
 
-    @property
-    def has_random_weights(self) -> bool:
-        """Whether some model has random weights, so that acceptance is meaningless."""
-        return any(name.startswith(RANDOM_PREFIX) for name in self.model_names)
+    def with_models(self, paths: Mapping[str, str]) -> MethodEntry:
+        """Return the entry with models replaced by paths, where there is one of that name."""
+        roles = {
+            role: paths.get(str(name), name) for role, name in self.method.model_names().items()
+        }
+        method = replace(self.method, **roles) if roles else self.method
+        adapter = self.adapter and paths.get(self.adapter, self.adapter)
+        return replace(
+            self, model=paths.get(self.model, self.model), method=method, adapter=adapter
+        )
 
 
 def expand_entries(

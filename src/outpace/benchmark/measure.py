@@ -41,7 +41,6 @@ class ClosedLoop:
         return self.concurrency
 
     async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
-        """Send all requests with `ask`."""
         rest = iter(bodies)
 
         async def run_stream() -> None:
@@ -70,7 +69,6 @@ class Poisson:
         return self.rate
 
     async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
-        """Send all requests with `ask`."""
         loop, chance = asyncio.get_running_loop(), random.Random(self.seed)
         due = loop.time()
         async with asyncio.TaskGroup() as group:

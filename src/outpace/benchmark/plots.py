@@ -1,8 +1,7 @@
-"""Plots: accuracy and speed of methods, load on a server, slots of one answer."""
+"""Plots: accuracy and speed of methods, figures of papers, slots of one answer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -16,12 +15,11 @@ try:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+    from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ValueError(f"{error}; plots need: pip install 'outpace[plot]'") from error
 
 from outpace.api.output import STATE_NAMES, Output, block_edges, slot_states
-from outpace.benchmark.load_figures import LoadFigures as LevelFigures
 from outpace.evaluation.compare import pareto_indices, result_title
 
 Results = Sequence[ResultRecord]
@@ -31,33 +29,9 @@ SPEEDS = {
     "tokens_per_cpu_second": "tokens per CPU second",
 }
 GREY = "#888888"
-BLUE, ORANGE = "#2166ac", "#d95f0e"
-
-LOAD_LABELS = {"concurrency": "concurrent streams", "rate": "requests per second sent"}
-LATENCIES = {
-    "ttft_ms": ("time to first text", ORANGE),
-    "gap_ms": ("gap between events", BLUE),
-    "tpot_ms": ("time per output token", "#4dac26"),
-    "e2e_ms": ("whole answer", "#666666"),
-}
-PERCENTILE_STYLES = {"p50": "-", "p99": ":"}
-
-STATE_COLOURS = ("white", "#e3e3e3", ORANGE, "#74a9cf", "#023858")
+STATE_COLOURS = ("white", "#e3e3e3", "#d95f0e", "#74a9cf", "#023858")
 CELL = 0.085
 """Size of a slot in inches."""
-
-
-def draw_sides(found: Results, path: Path) -> None:
-    """Plot costs, or speed by load if that varies, or accuracy against speed."""
-    if "accuracy" not in found[0]:
-        clock = found[0]["clock"]
-        draw_bars(found, path, f"ms_per_forward.{clock}", f"{clock} milliseconds per forward")
-    elif len({each["batch"] for each in found}) > 1:
-        draw_loads(found, path)
-    elif all(each["accuracy"] is not None for each in found):
-        draw_front(found, path)
-    else:
-        draw_bars(found, path, "tokens_per_second", "tokens per second")
 
 
 def group_by_line(results: Results) -> dict[str, list[ResultRecord]]:
@@ -116,88 +90,6 @@ def plot_line(pane: Axes, line: Results, key: str, name: str, height: str = "acc
         pane.annotate(text, (left, top), (4, 4), textcoords="offset points", size=6, color=colour)
 
 
-def draw_loads(results: Results, path: Path) -> None:
-    figure = new_figure(10, 4.6)
-    throughput, latency = figure.subplots(1, 2)
-    for name, line in group_by_batch(results).items():
-        batches = [result["batch"] for result in line]
-        values = [result["tokens_per_second"] for result in line]
-        throughput.plot(batches, values, "-o", markersize=4, label=name)
-        for percentile, style in (("p50", "-o"), ("p95", ":o")):
-            values = [result["latency"][percentile] for result in line]
-            colour = throughput.lines[-1].get_color()
-            latency.plot(batches, values, style, markersize=3, color=colour)
-    throughput.set_ylabel("tokens per second")
-    throughput.set_ylim(bottom=0)
-    latency.set_ylabel("seconds per answer (p95 dotted)")
-    latency.set_yscale("log")
-    batches = sorted({result["batch"] for result in results})
-    for pane in (throughput, latency):
-        format_load_axis(pane, batches, "concurrent requests")
-    add_legend(figure, throughput)
-    save_figure(figure, path)
-
-
-def group_by_batch(results: Results) -> dict[str, list[ResultRecord]]:
-    lines: dict[str, list[ResultRecord]] = {}
-    several = len({(r["prompt_length"], r["max_tokens"]) for r in results}) > 1
-    for result in results:
-        name = result_title(result)
-        rest = describe_load(result).partition(", ")[2]
-        lines.setdefault(f"{name}, {rest}" if several else name, []).append(result)
-    return {name: sorted(line, key=lambda r: r["batch"]) for name, line in lines.items()}
-
-
-def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
-    ordered = sorted(results, key=lambda result: read_figure(result, key))
-    several = len({describe_load(result) for result in results}) > 1
-    names = [
-        result_title(result) + (f"\n{describe_load(result)}" if several else "")
-        for result in ordered
-    ]
-    figure = new_figure(9, 0.45 * len(ordered) + 1.2)
-    pane = figure.add_subplot()
-    bars = pane.barh(range(len(ordered)), [read_figure(result, key) for result in ordered])
-    pane.set_yticks(range(len(ordered)), names, fontsize=7)
-    pane.bar_label(bars, fmt="{:.3g}", padding=3, size=8)
-    pane.set_xlabel(label)
-    pane.margins(x=0.12)
-    save_figure(figure, path)
-
-
-def read_figure(result: ResultRecord, key: str) -> float:
-    """Return a figure of a result; `a.b` is the nested figure b of a."""
-    value: Any = result
-    for part in key.split("."):
-        value = value[part]
-    return float(value)
-
-
-def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
-    """Plot throughput and latency of a server against its load."""
-    name = "rate" if "rate" in levels[0] else "concurrency"
-    levels = sorted(levels, key=lambda level: level[name])
-    load = [level[name] for level in levels]
-    figure = new_figure(10, 4.2)
-    throughput, latency = figure.subplots(1, 2)
-    rates = [level["tokens_per_second"] or 0 for level in levels]
-    throughput.plot(load, rates, "-o", color=BLUE, markersize=4)
-    throughput.set_ylabel("output tokens per second")
-    throughput.set_ylim(bottom=0)
-    for key, (label, colour) in LATENCIES.items():
-        for percentile, style in PERCENTILE_STYLES.items():
-            values = [level[key][percentile] if level[key] else math.nan for level in levels]
-            line_label = f"{label}, {percentile}"
-            latency.plot(load, values, style + "o", color=colour, markersize=3, label=line_label)
-    latency.set_yscale("log")
-    latency.set_ylabel("milliseconds")
-    figure.legend(loc="outside lower center", fontsize=7, ncols=len(LATENCIES))
-    for pane in (throughput, latency):
-        format_load_axis(pane, load, LOAD_LABELS[name])
-    figure.suptitle(title, fontsize=10)
-    save_figure(figure, path)
-
-
 def draw_slots(output: Output, title: str, path: Path) -> None:
     """Plot the state of each slot after each forward, with lines at block edges."""
     states = slot_states(output)
@@ -230,14 +122,6 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def format_load_axis(pane: Axes, ticks: Sequence[float], label: str) -> None:
-    pane.set_xscale("log", base=2)
-    pane.set_xticks(ticks)
-    pane.xaxis.set_major_formatter(ScalarFormatter())
-    pane.set_xlabel(label)
-    pane.grid(alpha=0.3)
 
 
 def add_legend(figure: Figure, pane: Axes) -> None:

@@ -20,12 +20,10 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.benchmark.entry import MethodEntry
-from outpace.checkpoints.name import short_title
 from outpace.evaluation.metrics import model_roles, percentiles
 from outpace.evaluation.protocol import Question
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import (
-    SCHEMA_VERSION,
     Samples,
     output_from_record,
     output_record,
@@ -35,21 +33,14 @@ from outpace.evaluation.samples import (
 from outpace.jsonl import JsonRecord
 from outpace.methods.method import check_at_least_one
 
-DEFAULT_PROMPT_LENGTH = 128
-"""Default tokens of a prompt to a model with random weights."""
-
 
 def prompts_of_length(llm: LLM, questions: Sequence[Question], length: int) -> list[Question]:
     """Return a prompt of `length` tokens per question, to be answered without scoring.
 
-    A prompt is the question's tokens followed by those of the next questions, truncated. If the
-    model has no tokenizer, prompts are random tokens.
+    A prompt is the question's tokens followed by those of the next questions, truncated.
     """
-    if llm.text.tokenizer is None:
-        prompts = random_prompts(llm, len(questions), length)
-    else:
-        texts = [llm.text.encode(question.prompt, raw=True) for question in questions]
-        prompts = [cut_prompt(texts, number, length) for number in range(len(texts))]
+    texts = [llm.text.encode(question.prompt, raw=True) for question in questions]
+    prompts = (cut_prompt(texts, number, length) for number in range(len(texts)))
     return [Question(prompt, None, "none") for prompt in prompts]
 
 
@@ -57,14 +48,6 @@ def cut_prompt(texts: Sequence[Sequence[int]], first: int, length: int) -> list[
     rotated = [*texts[first:], *texts[:first]]
     repeats = -(-length // max(sum(map(len, texts)), 1))
     return list(islice(chain.from_iterable(rotated * repeats), length))
-
-
-def random_prompts(llm: LLM, count: int, length: int) -> list[list[int]]:
-    banned = {*llm.eos, llm.config.mask_id}
-    vocab = llm.config.vocab
-    substitute = next(token for token in range(vocab) if token not in banned)
-    drawn = np.random.default_rng(0).integers(vocab, size=(count, length))
-    return [[substitute if token in banned else token for token in row] for row in drawn.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,13 +215,12 @@ def summarise_sides(sides: Sequence[Side], rounds: int) -> list[SideFigures]:
     found = []
     for side in sides:
         first = next(other for other in sides if other.load == side.load)
-        figures = (
-            cost_figures(side, rounds)
-            if side.entry.has_random_weights
-            else scored_figures(side, rounds)
-        )
         found.append(
-            {**figures, "faster": relative_speed(side, first, rounds, clock), "clock": clock}
+            {
+                **scored_figures(side, rounds),
+                "faster": relative_speed(side, first, rounds, clock),
+                "clock": clock,
+            }
         )
     return found
 
@@ -268,20 +250,6 @@ def scored_figures(side: Side, rounds: int) -> SideFigures:
         **turn_costs(turns),
         "tokens_per_cpu_second": round(report.token_count / cpu, 1) if cpu else 0.0,
         "cpu_seconds": round(cpu, 3),
-    }
-
-
-def cost_figures(side: Side, rounds: int) -> SideFigures:
-    """Return the costs of a model with random weights, whose accepted tokens are meaningless."""
-    turns = side.turns[:rounds]
-    return {
-        "schema": SCHEMA_VERSION,
-        "model": short_title(side.entry.model),
-        "method": repr(side.entry.method),
-        "batch": side.load.batch,
-        "problems": sum(len(turn.outputs) for turn in turns),
-        **sweep_figures(side),
-        **turn_costs(turns),
     }
 
 
@@ -323,13 +291,11 @@ def milliseconds_per_forward(turns: Sequence[SideTurn], clock: TurnClock) -> flo
 def relative_speed(side: Side, first: Side, rounds: int, clock: TurnClock) -> SideFigures | None:
     """Return the speed relative to `first`: median of the rounds' ratios, with its interval.
 
-    Speed is tokens per second or, with random weights, forwards per second. None for `first`
-    itself, and if a turn has no tokens.
+    Speed is tokens per second. None for `first` itself, and if a turn has no tokens.
     """
 
     def turn_rate(turn: SideTurn) -> float:
-        count = turn.forwards if side.entry.has_random_weights else turn.tokens
-        return count / turn_seconds(turn, clock) if turn_seconds(turn, clock) else 0.0
+        return turn.tokens / turn_seconds(turn, clock) if turn_seconds(turn, clock) else 0.0
 
     rates, base_rates = (list(map(turn_rate, each.turns[:rounds])) for each in (side, first))
     if side is first or not all(rates) or not all(base_rates):

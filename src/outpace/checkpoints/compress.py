@@ -32,12 +32,12 @@ from outpace.checkpoints.gguf.file import is_gguf
 from outpace.checkpoints.load import (
     CONFIG_FILE,
     load_config,
-    load_tokenizer,
     open_weights,
     read_published_config,
     resolve_checkpoint,
     target_config,
     tokenizer_folder,
+    write_tokenizer,
 )
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.quantised.compressed import INT8_CODES
@@ -168,7 +168,7 @@ def compress_checkpoint(
     try:
         with partial_folder(folder) as partial:
             write_checkpoint(origin, model, partial, progress or ignore_progress)
-            write_tokenizer(origin, partial)
+            copy_files(origin, partial)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be written: {error}") from error
     return folder
@@ -194,10 +194,10 @@ def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | N
         return build_draft_model(config, lender)
 
 
-def write_tokenizer(origin: Path, folder: Path) -> None:
+def copy_files(origin: Path, folder: Path) -> None:
+    """Copy the tokenizer, and the other small files of a folder."""
     if is_gguf(origin):
-        if (tokenizer := load_tokenizer(origin)) is not None:
-            tokenizer.to_transformers().save_pretrained(folder)
+        write_tokenizer(origin, folder)
         return
     for path in files_to_copy(origin, tokenizer_folder(origin)):
         shutil.copyfile(path, folder / path.name)

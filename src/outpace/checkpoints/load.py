@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -315,15 +316,33 @@ def load_adapter(name: str | Path) -> Adapter:
 
 
 def tokenizer_folder(name: str | Path) -> Path:
-    """Return the folder of a checkpoint's tokenizer; raise `ValueError` for a GGUF file."""
+    """Return the folder of a checkpoint's tokenizer, or the GGUF file that has it."""
     folder = resolve_checkpoint(name)
-    if is_gguf(folder):
-        raise ValueError(
-            f"{folder} is a GGUF file, which has no tokenizer folder: set model.tokenizer to a "
-            "folder that has one, such as the output of outpace quantize for this file"
-        )
-    own = any((folder / file).is_file() for file in TOKENIZER_CLASSES)
+    own = is_gguf(folder) or any((folder / file).is_file() for file in TOKENIZER_CLASSES)
     return ZOO_TOKENIZER if not own and folder.resolve().parent == ZOO_FOLDER.resolve() else folder
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def write_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer of a folder, or write that of a GGUF file, to a folder."""
+    if is_gguf(source):
+        if (tokenizer := load_tokenizer(source)) is not None:
+            tokenizer.to_transformers().save_pretrained(folder)
+        return
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer | None:

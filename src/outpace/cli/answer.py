@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from typer import Argument, Option
 
 from outpace.api.infill import parse_template
@@ -15,7 +16,6 @@ from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.cli.draw import (
     console,
-    decoding_figures,
     replace_control,
     replace_file,
     show_infilled,
@@ -26,7 +26,6 @@ from outpace.cli.flags import (
     CONSTRAINT_FLAGS,
     LOAD_FLAGS,
     PROMPT_FLAGS,
-    REPLICA_FLAGS,
     SAMPLING_FLAGS,
     STOP_FLAGS,
     BatchFlag,
@@ -37,14 +36,13 @@ from outpace.cli.flags import (
     ModelArgument,
     PromptFlags,
     RawFlag,
-    ReplicaFlags,
     SamplingFlags,
     StopFlags,
     read_prompt,
 )
-from outpace.cli.terminal import progress_bars, show_spinner, wide_console
+from outpace.cli.terminal import CONSOLE_OPTIONS, ProgressBars, show_spinner
 from outpace.errors import OptionError
-from outpace.evaluation.answers import AnswerBackend, answer_file
+from outpace.evaluation.answers import answer_file
 from outpace.methods import Method
 
 
@@ -64,7 +62,6 @@ def generate(
     raw: RawFlag = False,
     constraint: ConstraintFlags = CONSTRAINT_FLAGS,
     load_flags: LoadFlags = LOAD_FLAGS,
-    replica_flags: ReplicaFlags = REPLICA_FLAGS,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass, or a file of prompts.
 
@@ -92,11 +89,8 @@ def generate(
     options |= Options(raw=raw, logprobs=logprobs)
     check_options(options)
     if input is not None and output is not None:
-        return answer_prompt_file(
-            replica_flags.open_model(load_flags, model, method), input, output, batch, options
-        )
-    if replica_flags != REPLICA_FLAGS:
-        raise ValueError("--ray and --replicas need --input and --output")
+        llm = load_flags.open_model(model, method)
+        return answer_prompt_file(llm, input, output, batch, options)
     llm = load_flags.open_model(model, method, max_sequences=min(n, 256))
     question = None if text is None else prompt_flags.build_prompt(llm, text, raw=raw)
     if cloze is not None:
@@ -124,18 +118,14 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
 
 
 def show_figures(llm: LLM, output: Output) -> None:
-    """Print log-probabilities, if requested, and a line of statistics."""
     for token, logprob in zip(output.ids, output.logprobs or (), strict=False):
         console.print(f"{logprob:9.4f}  {token:6}  {llm.text.decode([token])!r}", soft_wrap=True)
-    console.print(decoding_figures(output), style="dim", soft_wrap=True)
+    console.print(output.figures, style="dim", soft_wrap=True)
 
 
-def answer_prompt_file(
-    llm: AnswerBackend, source: Path, target: Path, batch: int, options: Options
-) -> None:
-    """Answer a file of prompts with a progress bar, then print count and speed."""
+def answer_prompt_file(llm: LLM, source: Path, target: Path, batch: int, options: Options) -> None:
     began, written = time.perf_counter(), 0
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bar = shown.add_task("answers")
 
         def update_bar(done: int, total: int, tokens: int) -> None:
@@ -171,9 +161,9 @@ def trace(
         text = read_prompt(prompt)
         llm = load_flags.open_model(model, method)
         (output,) = llm.generate(prompt_flags.build_prompt(llm, text, raw=raw), **options)
-        wide = console if console.is_terminal else wide_console()
+        wide = console if console.is_terminal else Console(width=200, **CONSOLE_OPTIONS)
         show_trace(wide, llm, output, width=max(wide.width - 44, 20))
-        console.print(decoding_figures(output), style="dim", soft_wrap=True)
+        console.print(output.figures, style="dim", soft_wrap=True)
         if picture is not None:
             counts = f"{len(output.ids)} tokens in {output.forwards} forwards of {llm.name}"
             draw_slots(output, f"{counts}\n{llm.method}", picture)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -28,11 +30,10 @@ COMMANDS = {
     "trace": "outpace.cli.answer:trace",
     "evaluate": "outpace.cli.measure:evaluate_command",
     "report": "outpace.cli.report:report",
-    "tune": "outpace.cli.tune:tune",
     "reproduce": "outpace.cli.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
     "data": "outpace.cli.data:data",
-    "train": "outpace.cli.training:train_command",
+    "train": "outpace.cli.draft:train_group",
     "quantize": "outpace.cli.quantize:quantize",
     "models": "outpace.cli.lists:models",
     "methods": "outpace.cli.lists:methods",
@@ -42,7 +43,7 @@ COMMANDS = {
 }
 """Module and function of each command."""
 
-COMMAND_FACTORIES = ("recipes",)
+COMMAND_FACTORIES = ("recipes", "train")
 """Commands whose function returns the command itself."""
 
 
@@ -80,7 +81,7 @@ def import_command(path: str, words: Sequence[str]) -> Callable[..., None] | Typ
         return loaded
     function = expand_groups(loaded)
     if "method" in inspect.signature(function).parameters:
-        function = add_method_flags(function, find_method_name(words))
+        function = add_method_flags(function, flag_values(words).get("--method"))
     return function
 
 
@@ -98,14 +99,34 @@ def describe_command(place: str) -> Callable[[], None]:
     return describe
 
 
-def find_method_name(args: Sequence[str]) -> str | None:
-    """Return the value of `--method` in a list of arguments."""
-    for arg, following in zip_longest(args, args[1:]):
-        if arg.startswith("--method="):
-            return arg.partition("=")[2]
-        if arg == "--method":
-            return following
-    return None
+def flag_values(words: Sequence[str]) -> dict[str, str | None]:
+    """Return the word after each flag, which is its last value unless it takes none."""
+    pairs = (word.split("=", 1) if word.startswith("--") else [word] for word in words)
+    parts = [*chain.from_iterable(pairs)]
+    return dict(zip_longest(parts, parts[1:]))
+
+
+def open_server(words: Sequence[str]) -> AbstractContextManager[Any]:
+    """Start a server if the words are those of one; `OptionError` if its address is not available.
+
+    The start is None where this process does not listen alone, and for errors that `serve` names.
+    """
+    values, others = flag_values(words), {"-h", "--help", "--replicas"}
+    if words[0] != "serve" or others & {*values} or not hasattr(signal, "pthread_sigmask"):
+        return nullcontext()
+    try:
+        from outpace.server.start import Settings, read_table, start_server
+
+        path = values.get("--config")
+        table = {} if path is None else read_table(Path(path))
+        flags = {name: f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+        server: dict[str, Any] = {n: values[flag] for n, flag in flags.items() if flag in values}
+        server |= {name: True for name in ("insecure", "verbose") if name in server}
+        settings = Settings.model_validate(table.get("server", {}) | server, strict=False)
+        settings.check_access()
+    except (ImportError, ValueError, TypeError):
+        return nullcontext()
+    return start_server(settings)
 
 
 def show_version(requested: bool) -> None:
@@ -126,10 +147,10 @@ def outpace(
     """Parallel decoding of language models: several tokens per forward pass."""
 
 
-def run_command(command: Any, words: Sequence[str]) -> int:
-    """Run a command and return its exit status; raises `ValueError` for invalid usage."""
+def run_command(command: Any, words: Sequence[str], start: Any = None) -> int:
+    """Run a command, with the server that `serve` continues; `ValueError` for invalid usage."""
     try:
-        return command.main([*words], prog_name="outpace", standalone_mode=False) or 0
+        return command.main([*words], prog_name="outpace", standalone_mode=False, obj=start) or 0
     except UsageError as error:
         raise ValueError(error.format_message()) from error
     except RuntimeError as error:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import MaxTokensFlag, SeedFlag, TemperatureFlag
-from outpace.cli.terminal import progress_bars
+from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.provenance import provenance_record
 
@@ -94,9 +94,6 @@ def benchmark_serve(
         str | None, Option(help="Latency limits in ms, such as ttft=200,gap=50; also tpot, e2e.")
     ] = None,
     output: Annotated[Path | None, Option(help="Write the figures to this file, as JSON.")] = None,
-    png: Annotated[
-        Path | None, Option(help="Write a plot of throughput and latency to this file.")
-    ] = None,
 ) -> None:
     """Measure latency and throughput of a running server at several levels of load."""
     from outpace.benchmark.client import Client
@@ -108,9 +105,7 @@ def benchmark_serve(
     if warmup < 0:
         raise OptionError("warmup", warmup, f"warmup must be at least 0, got {warmup}")
     client = Client(url, api_key, timeout=timeout)
-    with replace_file(output) as file, replace_file(png) as picture:
-        if picture is not None:
-            from outpace.benchmark.plots import draw_levels
+    with replace_file(output) as file:
         name = model or asyncio.run(find_only_model(client))
         workload = workload_flags.build_workload(name, method, count_requests(levels, warmup))
         interrupted = run_levels(client, workload, levels, warmup)
@@ -122,8 +117,6 @@ def benchmark_serve(
             settings = describe_run(client, workload, warmup) | {"interrupted": interrupted}
             result = {"provenance": provenance_record(api_key), **settings, "levels": measured}
             file.write_text(json.dumps(result, indent=2) + "\n")
-        if picture is not None:
-            draw_levels(measured, f"{name} at {client.url}", picture)
     if interrupted:
         raise KeyboardInterrupt
     check_answered(levels)
@@ -184,7 +177,7 @@ def run_levels(
     """Measure with a progress bar; returns whether Ctrl-C interrupted it."""
     from outpace.benchmark.measure import measure_levels
 
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bar = shown.add_task("warm-up", total=sum(level.requests for level in levels))
 
         def update_bar(level: LoadLevel) -> None:
@@ -248,7 +241,6 @@ def level_table(levels: Sequence[LoadFigures]) -> Table:
 
 
 def format_number(value: float) -> str:
-    """Format a number with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

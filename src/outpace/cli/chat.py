@@ -17,7 +17,7 @@ from outpace.api.options import Options, check_options
 from outpace.api.output import Output
 from outpace.api.pending_answer import Stream
 from outpace.checkpoints.fill import report_load_progress
-from outpace.cli.draw import AnswerPainter, console, decoding_figures
+from outpace.cli.draw import AnswerPainter, console
 from outpace.cli.flags import (
     LOAD_FLAGS,
     PROMPT_FLAGS,
@@ -100,7 +100,6 @@ def read_messages() -> Iterator[str]:
 
 
 def is_command(line: str) -> bool:
-    """Return whether a line is a command of the conversation."""
     return line.strip().partition(" ")[0] in CHAT_COMMANDS
 
 
@@ -146,24 +145,21 @@ class ChatTurn:
     def consume_stream(
         self, stream: Stream, painter: AnswerPainter, show: Callable[[Text], None]
     ) -> None:
-        """Show pieces until the stream ends."""
         for piece in stream:
             self.show_piece(painter.paint(piece), show)
         self.show_piece(painter.paint("", final=True), show)
 
     def show_piece(self, piece: Text, show: Callable[[Text], None]) -> None:
-        """Append a piece and show it."""
         self.text.append_text(piece)
         show(piece)
 
     @property
     def figures(self) -> str:
         """Statistics of the answer, if it has ended."""
-        return "" if self.output is None else decoding_figures(self.output) + self.hint
+        return "" if self.output is None else self.output.figures + self.hint
 
 
 def length_remedy(llm: LLM, options: Options) -> str:
-    """Return what allows longer answers."""
     if options.get("max_tokens") is not None or llm.config.kind is Kind.DIFFUSION:
         return "--max-tokens"
     return "--max-length or --cache-gib, or use /reset: the context is full"
@@ -205,13 +201,11 @@ class ChatSession:
         return True
 
     def answer_message(self, message: str) -> None:
-        """Answer a message, and append both to the conversation."""
         messages = [*self.messages, {"role": "user", "content": message}]
         if (answer := self.stream_turn(messages)) is not None:
             self.messages = [*messages, answer]
 
     def continue_answer(self) -> None:
-        """Continue the last answer in its turn."""
         if self.last_turn is None:
             raise ValueError("/continue needs an answer: send a message first")
         last = self.messages[-1]
@@ -263,7 +257,6 @@ class ChatSession:
         return method
 
     def race_method(self, words: str) -> None:
-        """Answer the last message again, and show both answers side by side."""
         if self.last_turn is None:
             raise ValueError("/race needs an answer to compare with: send a message first")
         if not words:
@@ -280,7 +273,6 @@ class ChatSession:
 
 
 def side_by_side(*turns: ChatTurn) -> Table:
-    """Build a table of answers side by side, with their figures below."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     for turn in turns:
         table.add_column(turn.title, ratio=1, header_style="bold underline", overflow="fold")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.cli.draw import console
@@ -23,8 +24,8 @@ from outpace.cli.flags import (
     TemplateFlag,
     parse_variable,
 )
-from outpace.cli.terminal import exit_on_sigterm, progress_bars
-from outpace.evaluation.data_set import make_data, read_prompt_set
+from outpace.cli.terminal import ProgressBars, exit_on_sigterm
+from outpace.evaluation.data_set import PromptSet, make_data, read_prompt_set
 from outpace.methods import Method
 
 
@@ -60,20 +61,24 @@ def data(
         llm = load_flags.open_model(model, method)
         adapter = load_flags.adapter
         fingerprint = Fingerprint.of(model, llm.text.tokenizer, options["template"], adapter)
-        with progress_bars() as shown:
-            bars = {name: shown.add_task(name, start=False) for name in chosen.by_file}
-
-            def update_bar(name: str, done: int, total: int, tokens: int) -> None:
-                shown.update(bars[name], completed=done, total=total)
-
-            card = make_data(
-                *(llm, fingerprint, chosen, output), batch=batch, progress=update_bar, **options
-            )
+        card = answer_prompts(llm, fingerprint, chosen, output, batch=batch, **options)
     print_card(card, output)
 
 
+def answer_prompts(
+    llm: LLM, fingerprint: Fingerprint, prompts: PromptSet, folder: Path, **options: Any
+) -> dict[str, Any]:
+    """Call `make_data` with a progress bar for each file."""
+    with ProgressBars() as shown:
+        bars = {name: shown.add_task(name, start=False) for name in prompts.by_file}
+
+        def update_bar(name: str, done: int, total: int, tokens: int) -> None:
+            shown.update(bars[name], completed=done, total=total)
+
+        return make_data(llm, fingerprint, prompts, folder, progress=update_bar, **options)
+
+
 def print_card(card: Mapping[str, Any], folder: Path) -> None:
-    """Print how many prompts were left out, and the counts of each file."""
     prompts = card["prompts"]
     left_out = "".join(
         f", {n} share text with {path}" for path, n in prompts["overlapping"].items()

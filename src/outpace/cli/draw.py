@@ -91,18 +91,15 @@ STATE_CELLS = (" ", "░", "█", "▒", "·")
 
 
 def step_colour(step: int) -> str:
-    """Return the colour of a forward; neighbours differ."""
     colours = BASIC_COLOURS if console.color_system in ("standard", "windows") else STEP_COLOURS
     return colours[step % len(colours)]
 
 
 def cell_style(state: int) -> str:
-    """Return the style of a slot's cell."""
     return ("", "dim", f"bold {step_colour(1)}", step_colour(0), "dim")[state]
 
 
 def colour_pieces(pieces: Iterable[str]) -> Iterator[Text]:
-    """Yield each piece in its colour."""
     return (
         Text(replace_control(piece), style=step_colour(step)) for step, piece in enumerate(pieces)
     )
@@ -132,14 +129,12 @@ def replace_control(text: str) -> str:
 
 
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
-    """Print pieces as they arrive, each in its colour."""
     for piece in colour_pieces(pieces):
         console.print(piece, end="", soft_wrap=True)
     console.print()
 
 
 def show_infilled(console: Console, cloze: InfillParts, output: Output) -> None:
-    """Print an infilled text, each filled hole in its colour."""
     line, holes = Text(), enumerate(output.holes or ())
     for part in cloze:
         if isinstance(part, str):
@@ -148,11 +143,6 @@ def show_infilled(console: Console, cloze: InfillParts, output: Output) -> None:
             number, text = next(holes)
             line.append(replace_control(text), style=step_colour(number))
     console.print(line, soft_wrap=True)
-
-
-def decoding_figures(output: Output) -> str:
-    """Return one line of decoding statistics."""
-    return output.figures
 
 
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:
@@ -205,7 +195,6 @@ def slot_lines(output: Output, width: int) -> Iterator[Text]:
 
 
 def cell_legend() -> Text:
-    """Return the legend of the cells."""
     line = Text(style="dim")
     for state in (STATE_HOLE, STATE_FILLED, STATE_FULL, STATE_CACHED):
         line.append(f"{STATE_CELLS[state]} ", style=cell_style(state)).append(

@@ -33,12 +33,8 @@ from outpace.methods import Method
 from outpace.methods.options import MethodSpec
 from outpace.models.device import resolve_device
 
-if TYPE_CHECKING:
-    from outpace.ray.batches import Fleet
-
 
 def complete_model(incomplete: str) -> list[str]:
-    """Complete the name of an embedded model."""
     return [name for name in zoo_names() if name.startswith(incomplete)]
 
 
@@ -74,12 +70,10 @@ class FlagGroup:
         def __getattr__(self, name: str) -> Any: ...
 
     def with_values(self, **values: Any) -> Self:
-        """Return a copy with other values."""
         return type(self)(**{**vars(self), **values})
 
 
 def describe_flag(option: DeclaredOption) -> Any:
-    """Return the name, help and shown default of an option's flag."""
     info = option.info
     name = f"--{info.flag or option.name.replace('_', '-')}"
     default_text: Any = True if info.usual is None else info.usual
@@ -94,7 +88,6 @@ def flag_annotation(option: DeclaredOption) -> Any:
 
 
 def flag_default(option: DeclaredOption) -> Any:
-    """Return the value of a flag that is not set."""
     return option.default if option.kind is bool or option.info.shows else None
 
 
@@ -137,7 +130,6 @@ class SamplingFlags(FlagGroup):
     """Flags of sampling and length."""
 
     def options(self) -> Options:
-        """Return the options of a request."""
         options = collect_options(self)
         if self.logit_bias:
             options["logit_bias"] = dict(map(parse_bias, self.logit_bias))
@@ -149,7 +141,6 @@ class StopFlags(FlagGroup):
     """Flags of what ends an answer."""
 
     def options(self) -> Options:
-        """Return the options of a request."""
         return collect_options(self)
 
 
@@ -162,7 +153,6 @@ class PromptFlags:
     reasoning_effort: EffortFlag = None
 
     def options(self) -> Options:
-        """Return the options of a request."""
         options = Options(template=dict(map(parse_variable, self.template or ())))
         if self.reasoning_effort is not None:
             options["reasoning_effort"] = self.reasoning_effort
@@ -190,7 +180,6 @@ class PromptFlags:
         return first
 
     def build_prompt(self, llm: LLM, text: str, *, raw: bool = False) -> Prompt:
-        """Return a prompt with the system prompt, if any."""
         if self.system is None:
             return text
         if raw:
@@ -213,7 +202,6 @@ class ConstraintFlags(FlagGroup):
 
 
 def parse_bias(text: str) -> tuple[int, float]:
-    """Parse a token id and its bias."""
     token, _, number = text.partition("=")
     try:
         return int(token), float(number)
@@ -304,7 +292,6 @@ class LoadFlags(FlagGroup):
 
 
 def report_progress(report: Callable[[str], None], done: int, total: int) -> None:
-    """Report how much of a large model is loaded."""
     if total >= MIN_PROGRESS_BYTES:
         report(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB")
 
@@ -322,39 +309,3 @@ PROMPT_FLAGS = PromptFlags()
 STOP_FLAGS = StopFlags()
 LOAD_FLAGS = LoadFlags()
 CONSTRAINT_FLAGS = ConstraintFlags()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaFlags:
-    """Flags of where the prompts of a file are answered."""
-
-    ray: Annotated[bool, Option("--ray", help="Use several replicas of the model, on Ray.")] = False
-    replicas: Annotated[
-        int | None, Option(help="Number of replicas with --ray.", show_default="one per GPU")
-    ] = None
-
-    def open_model(
-        self,
-        load_flags: LoadFlags,
-        model: str,
-        method: MethodSpec | None,
-        *,
-        prefix_cache: bool = True,
-    ) -> LLM | Fleet:
-        """Load a model, or start replicas of it."""
-        if not self.ray:
-            if self.replicas is not None:
-                raise OptionError("replicas", self.replicas, "--replicas needs --ray")
-            return load_flags.open_model(model, method, prefix_cache=prefix_cache)
-        try:
-            from outpace.ray.batches import Fleet
-        except ImportError as error:
-            raise ValueError(f"{error}; --ray needs: pip install 'outpace[ray]'") from error
-        load_flags.check_methods([(model, method)])
-        small = uses_one_thread(model, load_flags.device)
-        options = {**asdict(load_flags), "prefix_cache": prefix_cache}
-        with show_spinner("starting Ray"):
-            return Fleet(model, method, replicas=self.replicas, small=small, **options)
-
-
-REPLICA_FLAGS = ReplicaFlags()

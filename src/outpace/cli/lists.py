@@ -48,7 +48,6 @@ def is_loadable(name: str) -> bool:
 
 
 def describe_model(name: str) -> tuple[str, str, str]:
-    """Return family, number of parameters and size of an embedded model."""
     path = ZOO_FOLDER / name / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         parameters = sum(prod(file.get_slice(tensor).get_shape()) for tensor in file.keys())  # noqa: SIM118

@@ -24,13 +24,14 @@ def main(args: Sequence[str] | None = None) -> None:
             open_prompt()
         # Modules stay. Collecting them took 0.15 s up to the first token of SmolLM2-135M.
         gc.disable()
-        with show_startup_spinner("loading PyTorch"):
-            from outpace.cli.app import load_command, run_command
+        from outpace.cli.app import load_command, open_server, run_command
 
-            command = load_command(words)
-        gc.freeze()
-        gc.enable()
-        status = run_command(command, words)
+        with open_server(words) as start:
+            with show_startup_spinner("loading PyTorch"):
+                command = load_command(words)
+            gc.freeze()
+            gc.enable()
+            status = run_command(command, words, start)
         print(end="", flush=True)
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -17,7 +17,6 @@ from outpace.api.options import Options, check_options
 from outpace.cli.draw import console, replace_file, report_table, show_pieces, show_truncated
 from outpace.cli.flags import (
     LOAD_FLAGS,
-    REPLICA_FLAGS,
     STOP_FLAGS,
     BatchFlag,
     JsonFlag,
@@ -26,7 +25,6 @@ from outpace.cli.flags import (
     ModelArgument,
     NoPrefixCacheFlag,
     PromptFlags,
-    ReplicaFlags,
     SamplingFlags,
     StopFlags,
     TemplateFlag,
@@ -34,9 +32,8 @@ from outpace.cli.flags import (
 )
 from outpace.cli.options import format_entry, parse_method, split_entry
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
-from outpace.cli.terminal import progress_bars
+from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
-from outpace.evaluation.answers import AnswerBackend
 from outpace.evaluation.protocol import Question, Setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of
@@ -103,7 +100,6 @@ class HarnessFlags:
 
 
 def show_harness_results(results: Mapping[str, Any]) -> None:
-    """Print the metrics of the harness."""
     table = Table(header_style="bold")
     for name in ("task", "metric", "value"):
         table.add_column(name)
@@ -205,21 +201,19 @@ def open_racers(entries: Sequence[str], load_flags: LoadFlags) -> Racers:
 
 
 def parse_entry(text: str) -> tuple[str, Method]:
-    """Parse model and method of an entry."""
     model, name, options = split_entry(text)
     return model, parse_method(name, options)
 
 
 def run_evaluation(
-    llm: AnswerBackend,
+    llm: LLM,
     questions: list[Question],
     labels: dict[str, str],
     batch: int,
     options: Options,
     samples: Path | None = None,
 ) -> EvaluationReport:
-    """Evaluate with a progress bar."""
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bar = shown.add_task(labels["task"], total=len(questions))
 
         def update_bar(report: EvaluationReport) -> None:
@@ -270,7 +264,6 @@ def evaluate_command(
     stops: StopFlags = STOP_FLAGS,
     template: TemplateFlag = None,
     load_flags: LoadFlags = LOAD_FLAGS,
-    replica_flags: ReplicaFlags = REPLICA_FLAGS,
     harness: HarnessFlags = HARNESS_FLAGS,
     no_prefix_cache: NoPrefixCacheFlag = False,
     samples: Annotated[
@@ -292,8 +285,6 @@ def evaluate_command(
     if harness.tasks is not None:
         if replace(task_flags, num_shots=None) != TASK_FLAGS:
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
-        if replica_flags != REPLICA_FLAGS:
-            raise ValueError("--tasks cannot be combined with --ray or --replicas")
         with replace_file(json_path) as file:
             llm = load_flags.open_model(model, method, prefix_cache=not no_prefix_cache)
             extra = {"shots": task_flags.num_shots, "limit": limit, "samples": samples}
@@ -304,23 +295,17 @@ def evaluate_command(
     setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
     options = setting.request_options(request | Options(method=method))
     with replace_file(json_path) as file, replace_file(answers_path(json_path)) as answers:
-        cached = not no_prefix_cache
-        backend = replica_flags.open_model(
-            load_flags, model, options["method"], prefix_cache=cached
-        )
-        options = resolve_options(backend, setting, questions, request)
+        llm = load_flags.open_model(model, options["method"], prefix_cache=not no_prefix_cache)
+        options = resolve_options(llm, setting, questions, request)
         labels = {"task": setting.task, "protocol": task_flags.protocol}
-        report = run_evaluation(backend, questions, labels, batch, options, samples)
-        console.print(
-            report_table([(format_entry(backend.name, backend.method), report)], scored=True)
-        )
+        report = run_evaluation(llm, questions, labels, batch, options, samples)
+        console.print(report_table([(format_entry(llm.name, llm.method), report)], scored=True))
         show_truncated([report.to_record()])
         write_report(file, [report])
         write_answers(answers, questions, report)
 
 
 def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings: Any) -> None:
-    """Run the tasks of lm-evaluation-harness, and print and write their results."""
     results, report = harness.run_harness(llm, **settings)
     show_harness_results(results)
     show_truncated([report.to_record()])
@@ -335,17 +320,16 @@ def write_answers(path: Path | None, questions: list[Question], report: Evaluati
 
 
 def resolve_options(
-    llm: AnswerBackend, setting: Setting, questions: list[Question], request: Options
+    llm: LLM, setting: Setting, questions: list[Question], request: Options
 ) -> Options:
     """Return the options of all requests; the lengths of a protocol are reduced to the context."""
     options = setting.request_options(request | Options(method=llm.method))
-    if isinstance(llm, LLM) and "max_tokens" not in request:
+    if "max_tokens" not in request:
         options = limit_to_context(llm, questions, options)
     return options
 
 
 def answers_path(path: Path | None) -> Path | None:
-    """Return the path of the answers that belong to the figures at `path`."""
     return None if path is None else path.with_name(f"{path.stem}.answers.jsonl")
 
 

@@ -65,13 +65,6 @@ def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
 
 
-def method_flags(method: Method) -> list[str]:
-    """Format a method as command-line arguments."""
-    name, texts = method_texts(method)
-    flags = ((f"--{flag_name(option)}", text) for option, text in texts.items())
-    return ["--method", name, *(word for pair in flags for word in pair)]
-
-
 def format_entry(model: str, method: Method) -> str:
     """Format model and method as `MODEL METHOD option=value …`, parsed by `split_entry`."""
     return f"{model} {format_method(method)}"
@@ -123,12 +116,10 @@ def option_words(option: Described) -> list[str]:
 
 
 def flag_name(option: str) -> str:
-    """Return the command-line name of an option."""
     return option.replace("_", "-")
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Complete the name of a method."""
     return [name for name in (AUTO_METHOD, *METHODS) if name.startswith(incomplete)]
 
 
@@ -164,15 +155,6 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
         function(method=method, **arguments)
 
     return wrap_command(call_with_method, function, [*shared, *flags])
-
-
-def changed_flags(group: Any) -> list[str]:
-    """Format the flags of a group that differ from their defaults as command-line arguments."""
-    values = {f.name: (getattr(group, f.name), f.default) for f in fields(group)}
-    texts = {
-        flag_name(name): format_value(v) for name, (v, default) in values.items() if v != default
-    }
-    return [text for name, value in texts.items() for text in (f"--{name}", value)]
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
@@ -221,7 +203,6 @@ def wrap_command(
 
 
 def method_parameter(kind: type[Method], described: Described) -> inspect.Parameter:
-    """Return the parameter for an option of a method."""
     flagged = Option(
         f"--{flag_name(described.name)}",
         metavar=described.kind.__name__.upper(),

@@ -10,7 +10,7 @@ from typer import Option
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.cli.draw import console
 from outpace.cli.flags import ModelArgument
-from outpace.cli.terminal import exit_on_sigterm, progress_bars
+from outpace.cli.terminal import ProgressBars, exit_on_sigterm
 
 
 def quantize(
@@ -27,7 +27,7 @@ def quantize(
     --quantize int8. A GGUF file becomes a folder that includes the tokenizer. A draft needs
     --target.
     """
-    with exit_on_sigterm(), progress_bars() as shown:
+    with exit_on_sigterm(), ProgressBars() as shown:
         bar = shown.add_task(f"quantizing {model}", total=None)
 
         def update_bar(done: int, total: int) -> None:

@@ -12,7 +12,6 @@ from typer import Argument, Option
 from outpace.cli.draw import console, replace_file, show_truncated
 from outpace.evaluation.compare import (
     ResultRecord,
-    accuracy_under_parallelism,
     bootstrap_differences,
     pareto_indices,
     read_results,
@@ -41,8 +40,6 @@ def report(
         show_truncated(results)
         if len(results) > 1:
             console.print(differences_table(results))
-        for kind, area in accuracy_under_parallelism(results).items():
-            console.print(f"accuracy under parallelism, {kind}: {area:.1f}")
         if picture is not None:
             draw_front(results, picture)
 
@@ -71,7 +68,6 @@ COMPARISON_COLUMNS = (
 
 
 def result_cells(result: ResultRecord) -> list[str]:
-    """Format the figures of a run."""
     error, cached = result["tokens_per_forward_error"], result["p_cache"]
     scored = result["accuracy"] is not None
     low, high = result["interval"] or (0, 0)

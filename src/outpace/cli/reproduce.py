@@ -28,14 +28,7 @@ from outpace.benchmark.reproduce.verdict import Verdict, judge, judge_texts, pub
 from outpace.benchmark.side import Side, SideFigures, check_rounds, summarise_sides
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import LOAD_FLAGS, LoadFlags
-from outpace.cli.sides import (
-    LoadGrid,
-    build_sides,
-    create_shapes,
-    print_names,
-    results_table,
-    run_rounds,
-)
+from outpace.cli.sides import LoadGrid, build_sides, print_names, results_table, run_rounds
 from outpace.cli.task_flags import TaskFlags
 from outpace.cli.training import run_training
 from outpace.evaluation.protocol import Question
@@ -58,7 +51,6 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Name of its files without a suffix."""
         return self.figure.file(self.scale, self.plan)
 
 
@@ -201,11 +193,8 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
     plan, entries, samples = part.plan, part.plan.every, out / "samples" / part.name
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = LoadGrid(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
-    shapes = create_shapes(samples / "random", loading)
-    shapes.paths |= made_in(out / "trained", needed(entries))
-    sides = list(
-        build_sides(entries, loads, part.asking, part.questions, loading, shapes, random=False)
-    )
+    paths = made_in(out / "trained", needed(entries))
+    sides = list(build_sides(entries, loads, part.asking, part.questions, loading, paths))
     whole, interrupted = run_rounds(sides, plan.rounds, samples)
     if interrupted:
         raise KeyboardInterrupt
@@ -233,7 +222,6 @@ def equal_share(side: Side, first: Side) -> float:
 
 
 def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]]:
-    """Group figures by the lines of the plan."""
     rest = iter(found)
     return [list(islice(rest, len(line))) for line in plan.entries()]
 

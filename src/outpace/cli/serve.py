@@ -6,18 +6,19 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
-from outpace.errors import OptionError, prefix_error
+from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.server.settings import ServeOptions
 
 if TYPE_CHECKING:
+    from outpace.server.service import Service
     from outpace.server.settings import Config, Entry
+    from outpace.server.start import EngineHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ SERVE_FLAGS = ServeFlags()
 
 
 def serve(
+    context: Context,
     model: Annotated[
         str | None, Argument(help="Folder, GGUF file, hub name, or embedded model.")
     ] = None,
@@ -83,12 +85,14 @@ def serve(
     load_flags: LoadFlags = LOAD_FLAGS,
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
-    check_system()
+    if not hasattr(signal, "pthread_sigmask"):  # which an orderly shutdown needs
+        raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
     try:
         from outpace.server import run, settings
         from outpace.server.logs import start_log
         from outpace.server.models import check_all_models
         from outpace.server.settings import name_models
+        from outpace.server.start import bind_socket
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
@@ -98,12 +102,11 @@ def serve(
         raise ValueError("models cannot be given both on the command line and in --config")
     changed = serve_flags != SERVE_FLAGS or load_flags != LOAD_FLAGS
     if not paths and (method or further or adapters or changed):
-        flags = "--method, --further, --adapters, --max-tokens, --lazy, --keep and loading flags"
-        raise ValueError(f"{flags} need a model")
-    own = {"adapters": parse_pairs(adapters) or None}
-    values = {**own, **vars(serve_flags), **vars(load_flags)}
+        flags = "--method, --further, --adapters, --max-tokens, --lazy, --keep, --tools"
+        raise ValueError(f"{flags} and loading flags need a model")
+    own = {"adapters": parse_pairs(adapters) or None, **vars(serve_flags), **vars(load_flags)}
     entries = {
-        name: settings.make_entry(path, method, parse_pairs(further), values)
+        name: settings.make_entry(path, method, parse_pairs(further), own)
         for name, path in paths.items()
     }
     whole = settings.build_config(config, entries, server_flags.collect_settings())
@@ -112,26 +115,18 @@ def serve(
     check_all_models(whole.models)
     if replicas is not None:
         raise Exit(serve_replicas(whole, replicas, max_replicas))
-    with run.bind_socket(whole.server) as listener:
-        raise Exit(serve_models(whole, listener))
+    if context.obj is not None:
+        listener, engine = context.obj
+        raise Exit(run.serve_until_signal(load_service(whole, engine), listener))
+    with bind_socket(whole.server) as listener:
+        raise Exit(run.serve_until_signal(load_service(whole), listener))
 
 
-def check_system() -> None:
-    """Raise `ValueError` on Windows, which lacks the signals for an orderly shutdown."""
-    if not hasattr(signal, "pthread_sigmask"):
-        raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
-
-
-def serve_models(config: Config, listener: socket) -> int:
-    """Serve on a bound socket, and return the exit status."""
-    from outpace.server.logs import log_start
-    from outpace.server.run import serve_until_signal
+def load_service(config: Config, engine: EngineHandle | None = None) -> Service:
+    """Load all models and return their server."""
     from outpace.server.service import Service
 
-    small = are_small(config.models)
-    host, port = listener.getsockname()[:2]
-    log_start(host, port, sum(not entry.lazy for entry in config.models.values()))
-    return serve_until_signal(Service.start_engine_process(config, small=small), listener)
+    return Service.start_engine_process(config, engine, small=are_small(config.models))
 
 
 def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> int:
@@ -145,23 +140,20 @@ def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> i
 
 def are_small(models: Mapping[str, Entry]) -> bool:
     """Return whether one thread is fastest for all models; raises `ValueError` for a bad one."""
+    from outpace.server.models import name_errors
+
     small = True
     for name, entry in models.items():
-        try:
+        with name_errors(name):
             small &= uses_one_thread(entry.path, entry.device)
-        except ValueError as error:
-            raise prefix_error(f"model {name}", error) from error
     return small
 
 
 def parse_pairs(texts: Iterable[str] | None) -> dict[str, str]:
     """Parse names and paths of models or adapters; the last path of a name counts."""
-    return dict(map(parse_pair, texts or ()))
-
-
-def parse_pair(text: str) -> tuple[str, str]:
-    """Parse name and path of a model or an adapter."""
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise ValueError(f"{text!r} is not a model: write name=path")
-    return name, path
+    pairs = {}
+    for text in texts or ():
+        name, _, pairs[name] = text.partition("=")
+        if not (name and pairs[name]):
+            raise ValueError(f"{text!r} is not a model: write name=path")
+    return pairs

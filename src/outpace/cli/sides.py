@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from rich.table import Table
@@ -15,9 +14,7 @@ from typer import Argument, Option
 
 from outpace.api.options import Options
 from outpace.benchmark.entry import MethodEntry
-from outpace.benchmark.shape import RandomCheckpoints
 from outpace.benchmark.side import (
-    DEFAULT_PROMPT_LENGTH,
     RequestLoad,
     Side,
     SideFigures,
@@ -31,12 +28,12 @@ from outpace.cli.draw import console, replace_file, show_truncated
 from outpace.cli.flags import LOAD_FLAGS, JsonFlag, LimitFlag, LoadFlags, SeedFlag, TemperatureFlag
 from outpace.cli.options import parse_entries
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
-from outpace.cli.terminal import progress_bars
+from outpace.cli.terminal import ProgressBars
+from outpace.errors import OptionError
 from outpace.evaluation.compare import result_title
 from outpace.evaluation.protocol import Question
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
-from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance_record
 
 COUNTING_NOTE = (
@@ -63,10 +60,10 @@ class LoadGrid:
     temperature: TemperatureFlag = None
     seed: SeedFlag = 0
 
-    def build_loads(self, default_tokens: int, *, random: bool) -> list[RequestLoad]:
+    def build_loads(self, default_tokens: int) -> list[RequestLoad]:
         """Return every combination; raises `OptionError` for a number below 1."""
         batches = parse_counts(self.batch, "batch")
-        lengths = [DEFAULT_PROMPT_LENGTH] if random else [None]
+        lengths: list[int | None] = [None]
         if self.prompt_length is not None:
             lengths = [*parse_counts(self.prompt_length, "prompt_length")]
         limits = [default_tokens]
@@ -77,13 +74,12 @@ class LoadGrid:
             for length, tokens, batch in product(lengths, limits, batches)
         ]
 
-    def options(self, load: RequestLoad, *, random: bool) -> Options:
-        """Return the options of requests; answers of random weights have a fixed length."""
+    def options(self, load: RequestLoad) -> Options:
         return Options(
             max_tokens=load.max_tokens,
             temperature=self.temperature,
             seed=self.seed,
-            ignore_eos=self.ignore_eos or random,
+            ignore_eos=self.ignore_eos,
         )
 
 
@@ -92,11 +88,7 @@ LOAD_GRID = LoadGrid()
 
 def benchmark_methods(
     entries: Annotated[
-        list[str],
-        Argument(
-            help="'MODEL METHOD option=value …'; commas sweep an option; random:SHAPE is a model "
-            "with random weights."
-        ),
+        list[str], Argument(help="'MODEL METHOD option=value …'; commas sweep an option.")
     ],
     loads: LoadGrid = LOAD_GRID,
     rounds: Annotated[int, Option(help="Number of turns per side, in alternating order.")] = 10,
@@ -114,51 +106,35 @@ def benchmark_methods(
     """Compare accuracy, latency and speed of methods that take turns on the same questions.
 
     Ratios are medians over the rounds, relative to the first entry under the same load; CPU time is
-    compared if all run on a CPU. Models with random weights only show the cost of forwards.
+    compared if all run on a CPU.
     """
     contest = [entry for text in entries for entry in parse_entries(text)]
-    random, questions = are_random(contest), task_flags.load_questions(limit)
+    questions = task_flags.load_questions(limit)
     check_rounds(len(questions), rounds, max(parse_counts(loads.batch, "batch")))
     if png is not None:
-        from outpace.benchmark.plots import draw_sides
-    with (
-        replace_file(json_path) as file,
-        replace_file(png) as drawing,
-        TemporaryDirectory() as folder,
-    ):
-        shapes = create_shapes(Path(folder), load_flags)
-        sides = list(
-            build_sides(contest, loads, task_flags, questions, load_flags, shapes, random=random)
-        )
+        from outpace.benchmark.plots import draw_front
+
+        if loads.prompt_length is not None:
+            message = "--png draws accuracy, which answers to --prompt-length do not have"
+            raise OptionError("png", png, message)
+    with replace_file(json_path) as file, replace_file(png) as drawing:
+        sides = list(build_sides(contest, loads, task_flags, questions, load_flags))
         rounds, interrupted = run_rounds(sides, rounds, samples)
         if not rounds:
             raise KeyboardInterrupt
         results = summarise_sides(sides, rounds)
         print_names(results)
-        console.print(costs_table(results) if random else results_table(results))
-        if not (random or loads.ignore_eos):
+        console.print(results_table(results))
+        if not loads.ignore_eos:
             show_truncated(results)
         if file is not None:
             details = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTING_NOTE}
-            document = {"provenance": provenance_record(), **details, results_key(random): results}
+            document = {"provenance": provenance_record(), **details, "results": results}
             file.write_text(json.dumps(document, indent=2) + "\n")
         if drawing is not None:
-            draw_sides(results, drawing)
+            draw_front(results, drawing)
     if interrupted:
         raise KeyboardInterrupt
-
-
-def results_key(random: bool) -> str:
-    """Return the JSON key of the figures: `report` compares only `results`."""
-    return "costs" if random else "results"
-
-
-def are_random(entries: Sequence[MethodEntry]) -> bool:
-    """Return whether the models have random weights; raises `ValueError` if only some do."""
-    kinds = {entry.has_random_weights for entry in entries}
-    if len(kinds) > 1:
-        raise ValueError("models with random weights can only be compared with each other")
-    return kinds.pop()
 
 
 def parse_counts(text: str, name: str) -> list[int]:
@@ -169,45 +145,34 @@ def parse_counts(text: str, name: str) -> list[int]:
     return parsed
 
 
-def create_shapes(folder: Path, load_flags: LoadFlags) -> RandomCheckpoints:
-    """Create the registry of checkpoints with random weights in a folder."""
-    device = resolve_device(load_flags.device)
-    return RandomCheckpoints(
-        folder=folder, dtype=resolve_dtype(load_flags.dtype, device), device=device
-    )
-
-
 def build_sides(
     entries: Sequence[MethodEntry],
     loads: LoadGrid,
     task_flags: TaskFlags,
     questions: Sequence[Question],
     load_flags: LoadFlags,
-    shapes: RandomCheckpoints,
-    *,
-    random: bool,
+    paths: Mapping[str, str] = {},
 ) -> Iterator[Side]:
-    """Yield a side per entry and load; raises `ValueError` before anything runs."""
+    """Yield a side per entry and load; raises `ValueError` before anything runs.
+
+    `paths` has the folders of models that are named otherwise in the entries.
+    """
     setting = task_flags.load_setting()
-    levels = loads.build_loads(setting.max_tokens, random=random)
-    loaded = [
-        (shapes.model_path(entry.model), shapes.resolve_method(entry.method)) for entry in entries
-    ]
+    levels = loads.build_loads(setting.max_tokens)
+    loaded = [entry.with_models(paths) for entry in entries]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
-    for entry, pair in zip(entries, loaded, strict=True):
-        adapted.setdefault(entry.adapter, []).append(pair)
+    for each in loaded:
+        adapted.setdefault(each.adapter, []).append((each.model, each.method))
     for pairs in adapted.values():
         load_flags.check_methods(pairs)
     llms = {
-        adapter: load_flags.with_values(
-            adapter=shapes.model_path(adapter) if adapter else load_flags.adapter
-        ).open_models(pairs)
+        adapter: load_flags.with_values(adapter=adapter or load_flags.adapter).open_models(pairs)
         for adapter, pairs in adapted.items()
     }
     for load in levels:
-        options = setting.request_options(loads.options(load, random=random))
-        for entry, (model, method) in zip(entries, loaded, strict=True):
-            llm = llms[entry.adapter][model]
+        options = setting.request_options(loads.options(load))
+        for entry, each in zip(entries, loaded, strict=True):
+            llm = llms[each.adapter][each.model]
             prompts, length = questions, load.prompt_length
             if length is not None:
                 prompts = prompts_of_length(llm, questions, length)
@@ -216,7 +181,7 @@ def build_sides(
                 llm=llm,
                 load=load,
                 questions=prompts,
-                options=options | Options(method=method),
+                options=options | Options(method=each.method),
                 task="" if length else setting.task,
                 protocol="" if length else task_flags.protocol,
             )
@@ -225,7 +190,7 @@ def build_sides(
 def run_rounds(sides: Sequence[Side], rounds: int, samples: Path | None) -> tuple[int, bool]:
     """Measure with a progress bar; returns the complete rounds, and whether Ctrl-C interrupted."""
     whole = 0
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bar = shown.add_task("turns", total=rounds * len(sides))
 
         def update_bar(side: Side) -> None:
@@ -254,7 +219,6 @@ def empty_table(results: Sequence[SideFigures], columns: Sequence[str]) -> Table
 
 
 def results_table(results: Sequence[SideFigures]) -> Table:
-    """Build a table with a line per side and its headline metrics, all from the same run."""
     speed = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     unit = "CPU s" if results[0]["clock"] == "cpu" else "s"
     columns = ("accuracy\n95 %", "tokens\nper forward", f"tokens\nper {unit}")
@@ -276,33 +240,12 @@ def results_table(results: Sequence[SideFigures]) -> Table:
     return table
 
 
-def costs_table(results: Sequence[SideFigures]) -> Table:
-    """Build a table with a line per side and the cost of its forwards."""
-    clock = results[0]["clock"]
-    columns = (f"{clock} ms\nper forward", "ms per pass\np50, p95", "rows\nper pass")
-    table = empty_table(results, (*columns, "faster\n95 %"))
-    for number, each in enumerate(results, 1):
-        passes = each["ms_per_pass"]
-        table.add_row(
-            str(number),
-            *(str(each[key]) for key in varying_columns(results)),
-            f"{each['ms_per_forward'][clock]:.2f}",
-            "\n".join(f"{role} {p['p50']:.2f}, {p['p95']:.2f}" for role, p in passes.items()),
-            "\n".join(f"{p['rows']:.1f}" for p in passes.values()),
-            format_ratio(each["faster"]),
-        )
-    table.caption = "weights are random: acceptance, and hence speed and accuracy, is meaningless"
-    return table
-
-
 def print_names(results: Sequence[SideFigures]) -> None:
-    """Print the names that belong to the numbers of a table."""
     for number, each in enumerate(results, 1):
         console.print(f"{number}  {result_title(each)}", soft_wrap=True)
 
 
 def format_ratio(faster: SideFigures | None) -> str:
-    """Format a ratio with its interval."""
     if faster is None:
         return ""
     low, high = faster["interval"] or (None, None)

@@ -39,7 +39,6 @@ terminal_restorer = ExitStack()
 
 
 def is_interactive() -> bool:
-    """Return whether standard input and output are both a terminal."""
     return all(each is not None and each.isatty() for each in (sys.stdin, sys.stdout))
 
 
@@ -83,7 +82,6 @@ def has_paste_marks() -> bool:
 
 
 def write_code(code: str) -> None:
-    """Write a control code to the terminal."""
     with suppress(OSError):
         print(code, end="", flush=True)
 
@@ -159,16 +157,10 @@ REPORT_INTERVAL = 10.0
 
 
 def check_standard_input() -> None:
-    """Raise `ValueError` if standard input is closed."""
     if sys.stdin is None:
         raise ValueError(
             "standard input is closed: give the prompt as an argument or through a pipe"
         )
-
-
-def wide_console() -> Console:
-    """Return a console for long lines of output that is not a terminal."""
-    return Console(width=200, **CONSOLE_OPTIONS)
 
 
 @contextmanager
@@ -231,12 +223,10 @@ class ProgressBars(Progress):
         self.task_starts: dict[TaskID, tuple[float, float]] = {}
 
     def start(self) -> None:
-        """Show the bars at a terminal."""
         if error_console.is_terminal:
             super().start()
 
     def stop(self) -> None:
-        """Remove the bars."""
         if error_console.is_terminal:
             super().stop()
 
@@ -256,8 +246,3 @@ class ProgressBars(Progress):
             left = (now - began) * (task.total - task.completed) / (task.completed - before)
             line += f", {timedelta(seconds=round(left))} left"
         error_console.print(line, soft_wrap=True)
-
-
-def progress_bars() -> Progress:
-    """Create progress bars on standard error."""
-    return ProgressBars()

@@ -49,7 +49,6 @@ def run_training(recipe: str, overrides: Sequence[str], processes: int = 1) -> N
 
 @contextmanager
 def require_train_extra() -> Iterator[None]:
-    """Raise `ValueError` if an import of the training extra fails."""
     try:
         yield
     except ImportError as error:

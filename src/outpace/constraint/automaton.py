@@ -81,12 +81,10 @@ class TokenAutomaton:
 
     @property
     def end(self) -> int:
-        """State after an end-of-sequence."""
         return len(self.accepts) - 1
 
     @property
     def min_tokens(self) -> int:
-        """Number of tokens of the shortest answer."""
         return int(self.tokens_to_end[0])
 
     @cached_property

@@ -92,7 +92,7 @@ def is_held(name: str, rule: Any) -> bool:
 def is_pattern_held(pattern: str) -> bool:
     """Return whether an automaton can search for a pattern."""
     try:
-        search_pattern_dfa(pattern, "#", loose=False)
+        search_pattern_dfa(pattern, "#")
     except ValueError:
         return False
     return True
@@ -222,31 +222,40 @@ CALL_FORMATS = (
         leads=True,
         required=("<|channel|>commentary", "functions.", "<|call|>"),
     ),
+    GENERIC_FORMAT := CallFormat(
+        name="generic",
+        marker='{"name"',
+        begin='{"name": "',
+        middle='", "arguments": ',
+        end="}",
+        leads=True,
+        variants=fenced_calls("arguments"),
+    ),
 )
 """Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1, and after Small 3.2; of Llama
 3.1 and 3.2, and of Gemma 3 as Google's guide to function calling asks for JSON; of gpt-oss, whose
-calls end with the end-of-sequence token `<|call|>`."""
+calls end with the end-of-sequence token `<|call|>`; and of all other models, whose prompt declares
+tools in a text."""
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables by which chat templates receive tools, the usual one first."""
 
 
 def find_call_format(templates: Any) -> CallFormat | None:
-    """Return the format of the calls that a tokenizer's chat template describes, or None.
+    """Return the format of calls that a tokenizer's chat template describes, or the generic one.
 
     Args:
-        templates: None, a template, or templates by name.
+        templates: A template, or templates by name; None if there are none, and so no calls.
     """
-    sources = templates.values() if isinstance(templates, Mapping) else [templates or ""]
+    if templates is None:
+        return None
+    sources = templates.values() if isinstance(templates, Mapping) else [templates]
     text = "\0".join(sources).replace('\\"', '"')
     return next(
-        (
-            each
-            for each in CALL_FORMATS
-            if all(mark in text for mark in each.required)
-            and not any(mark in text for mark in each.foreign)
-        ),
-        None,
+        each
+        for each in CALL_FORMATS
+        if all(mark in text for mark in each.required)
+        and not any(mark in text for mark in each.foreign)
     )
 
 
@@ -324,7 +333,7 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
         TooLargeError: if the automaton is too large.
     """
     if form is None:
-        raise ValueError("the chat template of the model describes no known format of calls")
+        raise ValueError("the model has no chat template, and so no format of calls")
     rule, budget = json.loads(source), CallBudget()
     strict = rule.get("strict", ())
     functions = {

@@ -54,7 +54,6 @@ class Hole:
 
     @property
     def size(self) -> int:
-        """Number of slots."""
         return int(self.tokens or self.up_to or 0)
 
     @property

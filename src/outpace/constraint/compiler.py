@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
-from outpace.constraint.calls import CallFormat, find_call_format, tools_dfa
+from outpace.constraint.calls import CallFormat, tools_dfa
 from outpace.constraint.dfa import Dfa, StateFlags
 from outpace.constraint.grammar import JSON_SPACING, CompiledGrammar, GrammarConstraint
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
@@ -252,6 +252,7 @@ class RuleKey(NamedTuple):
     size: int
     ends: frozenset[int]
     thoughts: ThoughtFormat | None = None
+    calls: CallFormat | None = None
 
 
 HOLE_AUTOMATA = {"hole": HoleAutomaton, "padded hole": PaddedHoleAutomaton}
@@ -292,6 +293,7 @@ class Compiler:
         wait: bool = True,
         thoughts: ThoughtFormat | None = None,
         max_thoughts: int | None = None,
+        calls: CallFormat | None = None,
     ) -> Constraint:
         """Create the constraint of one answer.
 
@@ -306,6 +308,7 @@ class Compiler:
             wait: whether to wait for the compilation.
             thoughts: format of thoughts before the answer, or None if there are none.
             max_thoughts: maximum number of tokens before the text that ends thoughts, or None.
+            calls: format of calls of tools, for a rule of `tools`.
 
         Raises:
             OptionError: if the rule is malformed, unsupported, too large or unsatisfiable, or
@@ -313,7 +316,7 @@ class Compiler:
             NotCompiledError: without `wait`, if the rule has not been compiled yet.
         """
         name, _ = rule
-        key = RuleKey(rule, sequential, size, ends, thoughts)
+        key = RuleKey(rule, sequential, size, ends, thoughts, calls)
         if not wait and not self.is_compiled(key):
             raise NotCompiledError
         read = self.compile_rule(key, limit - begin)
@@ -376,15 +379,14 @@ class Compiler:
             )
         if name == "grammar":
             return self.compile_grammar(key)
-        form = find_call_format(self.tokenizer.chat_template) if name == "tools" else None
-        formats = [each for each in (form, key.thoughts) if each is not None]
+        formats = [each for each in (key.calls, key.thoughts) if each is not None]
         make, vocabulary = (
             HOLE_AUTOMATA.get(name, TokenAutomaton),
             self.token_vocabulary(key.size, *formats),
         )
         try:
             if name == "tools":
-                dfa = build_tools_dfa(source, form, (room, vocabulary.max_token_bytes))
+                dfa = build_tools_dfa(source, key.calls, (room, vocabulary.max_token_bytes))
             else:
                 dfa = build_rule_dfa(name, source, (room, vocabulary.max_token_bytes))
             if key.thoughts is not None:

@@ -117,7 +117,6 @@ class StepBudget:
     left: int = MAX_DETERMINIZE_STEPS
 
     def spend(self, steps: int) -> None:
-        """Subtract steps; raises `TooLargeError` if none are left."""
         self.left -= steps
         if self.left < 0:
             raise TooLargeError(TOO_MANY_STATES)
@@ -289,7 +288,6 @@ def minimize_dfa(dfa: Dfa) -> Dfa:
 
 
 def dfa_accepts(dfa: Dfa, text: bytes) -> bool:
-    """Return whether an automaton accepts a string."""
     state = 0 if len(dfa.table) else -1
     for byte in text:
         if state < 0:

@@ -78,7 +78,6 @@ class CompiledGrammar:
 
     @property
     def cache_entries(self) -> int:
-        """Size in the cache; negligible."""
         return 1
 
     @property

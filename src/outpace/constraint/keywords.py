@@ -27,21 +27,18 @@ TYPE_KEYWORDS: dict[str, set[str]] = {
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
     "boolean": set(),
     "null": set(),
-    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
-    "object": {
-        *("properties", "required", "additionalProperties", "patternProperties"),
-        *("minProperties", "maxProperties", "dependentRequired", "propertyNames"),
-    },
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties"},
 }
 """Supported keywords, by the type of the value."""
 
-SUPPORTED_KEYWORDS = {"type", "enum", "const", "not", *APPLICATOR_KEYWORDS}.union(
-    *TYPE_KEYWORDS.values()
-)
+SUPPORTED_KEYWORDS = {"type", "enum", "const", *APPLICATOR_KEYWORDS}.union(*TYPE_KEYWORDS.values())
 
+USE_NAMES = "use properties, or additionalProperties for any names"
 USE_ANY_OF = "use anyOf with a schema for each case"
 USE_PREFIX_ITEMS = "use prefixItems for items that must be there"
 USE_LOCAL_REF = "use $ref to a part of the schema (#/…)"
+USE_SCALARS = "list texts, numbers, booleans or null"
 USE_LISTED_VALUES = "list the values that are allowed"
 
 KEYWORD_ALTERNATIVES = {
@@ -49,7 +46,14 @@ KEYWORD_ALTERNATIVES = {
     "then": USE_ANY_OF,
     "else": USE_ANY_OF,
     "dependentSchemas": USE_ANY_OF,
-    "dependencies": "use dependentRequired",
+    "dependencies": USE_ANY_OF,
+    "dependentRequired": USE_ANY_OF,
+    "not": USE_LISTED_VALUES,
+    "patternProperties": USE_NAMES,
+    "propertyNames": USE_NAMES,
+    "minProperties": USE_NAMES,
+    "maxProperties": USE_NAMES,
+    "uniqueItems": "leave it out, or use an object with a property for each",
     "contains": USE_PREFIX_ITEMS,
     "minContains": USE_PREFIX_ITEMS,
     "maxContains": USE_PREFIX_ITEMS,
@@ -63,16 +67,12 @@ KEYWORD_ALTERNATIVES = {
     "any other keyword": "leave it out",
     "$ref to another document": USE_LOCAL_REF,
     "oneOf of schemas that a value may fulfil at once": "use anyOf, or a required const in each",
-    "not of other than type, enum, const": USE_LISTED_VALUES,
-    "enum or const of arrays or objects beside their keywords": USE_LISTED_VALUES,
+    "enum or const of arrays or objects": USE_SCALARS,
     "any other format": "use pattern",
     "pattern with look-around, back-references, \\b, flags": "write each case, as in [aA] for (?i)",
-    "multipleOf with a fraction other than halves, quarters …": "use an integer of smaller units",
+    "multipleOf with a fraction": "use an integer of smaller units",
     "multipleOf above 5000, or of several together": "use larger units",
     "bounds with more than 20 zeros after the point": "use a rounder number",
-    "uniqueItems of more than 6 values": "use an object with a property for each, or maxItems: 1",
-    "minProperties that takes two names without properties": "use properties and required",
-    "patternProperties with more than 4 patterns": "join them with |",
 }
 """Unsupported constructs, and what to write instead."""
 
@@ -108,7 +108,6 @@ class SubSchema(NamedTuple):
     refs: tuple[str, ...] = ()
 
     def descend(self, *steps: str | int) -> SubSchema:
-        """Return a part of it."""
         value = self.value
         for step in steps:
             value = value[step]
@@ -152,7 +151,6 @@ class SchemaReader:
         return pairs
 
     def schema_cases(self, schema: SubSchema) -> list[SchemaCase]:
-        """Return the cases of one schema."""
         self.count_value()
         if isinstance(schema.value, bool):
             return [()] if schema.value else []
@@ -208,9 +206,7 @@ class SchemaReader:
         both = one + other
         if not declared_types(both) or listed_values(both) == []:
             return True
-        if declared_types(both) != {"object"} or any(
-            "patternProperties" in each.value for each in both
-        ):
+        if declared_types(both) != {"object"}:
             return False
         return any(
             all(
@@ -223,12 +219,11 @@ class SchemaReader:
 
 
 def declared_types(case: SchemaCase) -> set[str]:
-    """Return the types that `type` and `not` allow; an integer has a separate type."""
+    """Return the types that `type` allows; an integer has a separate type."""
     found = set(TYPE_KEYWORDS)
     for schema in case:
         if "type" in schema.value:
             found &= named_types(schema)
-        found -= exclusions(schema)[0]
     return found
 
 
@@ -257,29 +252,12 @@ def named_types(schema: SubSchema) -> set[str]:
     return {*names, *(["integer"] if "number" in names else [])}
 
 
-def exclusions(schema: SubSchema) -> tuple[set[str], list[Any]]:
-    """Return the types and values that `not` excludes."""
-    rule, at = schema.value.get("not", False), f"{schema.at}/not"
-    if isinstance(rule, bool):
-        return (set(TYPE_KEYWORDS) if rule else set()), []
-    words = set(require_type(rule, dict, f"not at {schema.at}")) - ANNOTATION_KEYWORDS
-    if "anyOf" in words and len(words) == 1:
-        parts = [
-            exclusions(SubSchema({"not": part}, at))
-            for part in require_type(rule["anyOf"], list, f"anyOf at {at}")
-        ]
-        return {k for names, _ in parts for k in names}, [v for _, each in parts for v in each]
-    if not words <= {"type", "enum", "const"}:
-        refuse_keyword("not", schema.at, "not of other than type, enum, const")
-    own = (SubSchema({name: rule[name] for name in words}, at),)
-    values = listed_values(own)
-    if values is not None:
-        return set(), values
-    return (named_types(own[0]) if words else set(TYPE_KEYWORDS)), []
-
-
 def listed_values(case: SchemaCase) -> list[Any] | None:
-    """Return the values that a case lists and allows; None if it lists none."""
+    """Return the values that a case lists and allows; None if it lists none.
+
+    Raises:
+        UnsupportedError: for an array or object among them.
+    """
     found: list[Any] | None = None
     for schema in case:
         own = []
@@ -288,38 +266,24 @@ def listed_values(case: SchemaCase) -> list[Any] | None:
         if "const" in schema.value:
             own.append([schema.value["const"]])
         for values in own:
+            if any(isinstance(value, list | dict) for value in values):
+                what = "enum" if values is schema.value.get("enum") else "const"
+                refuse_keyword(what, schema.at, "enum or const of arrays or objects")
             keys = {canonical_text(value) for value in values}
             found = [v for v in (values if found is None else found) if canonical_text(v) in keys]
     if found is None:
         return None
     allowed = declared_types(case)
-    out = {canonical_text(value) for schema in case for value in exclusions(schema)[1]}
-    return [
-        value
-        for value in found
-        if canonical_text(value) not in out and value_type(value) in allowed
-    ]
+    return [value for value in found if value_type(value) in allowed]
 
 
 def canonical_text(value: Any) -> str:
-    """Return a string that is equal for equal values: 1 and 1.0, and keys in any order."""
-    return json.dumps(normalize_integers(value), sort_keys=True)
-
-
-def normalize_integers(value: Any) -> Any:
-    """Return a value in which integral floats are integers."""
-    match value:
-        case float() if value == int(value):
-            return int(value)
-        case list():
-            return [normalize_integers(each) for each in value]
-        case dict():
-            return {name: normalize_integers(each) for name, each in value.items()}
-    return value
+    """Return a string that is equal for equal values, such as 1 and 1.0."""
+    return json.dumps(int(value) if isinstance(value, float) and value == int(value) else value)
 
 
 def value_type(value: Any) -> str:
-    """Return the type of a value; an integer has a separate type."""
+    """Return the type of a listed value; an integer has a separate type."""
     match value:
         case None:
             return "null"
@@ -327,13 +291,10 @@ def value_type(value: Any) -> str:
             return "boolean"
         case int() | float():
             return "integer" if value == int(value) else "number"
-        case str():
-            return "string"
-    return "array" if isinstance(value, list) else "object"
+    return "string"
 
 
 def required_names(case: SchemaCase) -> list[str]:
-    """Return the names that an object must have, each once."""
     rules = [(each.value.get("required", []), f"required at {each.at}") for each in case]
     return list(
         dict.fromkeys(
@@ -344,11 +305,17 @@ def required_names(case: SchemaCase) -> list[str]:
     )
 
 
+def named_properties(schema: SubSchema) -> dict[str, Any]:
+    found: dict[str, Any] = require_type(
+        schema.value.get("properties", {}), dict, f"properties at {schema.at}"
+    )
+    return found
+
+
 def property_subschemas(case: SchemaCase, name: str) -> list[SubSchema]:
     found = []
     for schema in case:
-        named = require_type(schema.value.get("properties", {}), dict, f"properties at {schema.at}")
-        if name in named:
+        if name in named_properties(schema):
             found.append(schema.descend("properties", name))
         elif "additionalProperties" in schema.value:
             found.append(schema.descend("additionalProperties"))

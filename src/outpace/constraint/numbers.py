@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
 from math import ceil, floor, lcm
 
 import numpy as np
 
-from outpace.constraint.dfa import Dfa, determinize_nfa, intersect_dfas, minimize_dfa, subtract_dfa
-from outpace.constraint.keywords import (
-    SchemaCase,
-    SubSchema,
-    exclusions,
-    refuse_keyword,
-    require_type,
-)
+from outpace.constraint.dfa import Dfa, determinize_nfa, intersect_dfas, minimize_dfa
+from outpace.constraint.keywords import SchemaCase, SubSchema, refuse_keyword, require_type
 from outpace.constraint.pattern import pattern_nfa
 from outpace.constraint.pieces import DfaPiece, JsonPiece
 
@@ -92,44 +84,33 @@ EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
 
 
 @lru_cache(256)
-def integer_dfa(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
-    if not steps:  # remainders and digit counts together need too many states
-        most = 10 ** max_integer_digits(low, high) - 1
-        low, high = -most if low is None else low, most if high is None else high
-    return keep_multiples(pattern_dfa(integer_pattern(low, high)), steps)
+def integer_dfa(low: int | None, high: int | None, step: int = 1) -> Dfa:
+    """Return the automaton of integers between two bounds that are multiples of `step`."""
+    if step > 1:  # remainders and digit counts together need too many states
+        return minimize_dfa(
+            intersect_dfas(pattern_dfa(integer_pattern(low, high)), multiples_dfa(step))
+        )
+    most = 10 ** max_integer_digits(low, high) - 1
+    low, high = -most if low is None else low, most if high is None else high
+    return minimize_dfa(pattern_dfa(integer_pattern(low, high)))
 
 
 @lru_cache(256)
-def decimal_dfa(
-    low: DecimalBound | None, high: DecimalBound | None, steps: tuple[Decimal, ...] = ()
-) -> Dfa:
-    """Return the automaton of decimals between two bounds that are multiples of all `steps`."""
+def decimal_dfa(low: DecimalBound | None, high: DecimalBound | None) -> Dfa:
+    """Return the automaton of decimals between two bounds."""
     bounds = [bound[0] for bound in (low, high) if bound is not None]
-    dfa = minimize_dfa(pattern_dfa(number_pattern(bounds) + ("" if bounds or steps else EXPONENT)))
+    dfa = minimize_dfa(pattern_dfa(number_pattern(bounds) + ("" if bounds else EXPONENT)))
     if low is not None:
         dfa = intersect_dfas(dfa, pattern_dfa(at_least_pattern(*low)))
     if high is not None:
         dfa = intersect_dfas(dfa, pattern_dfa(at_most_pattern(*high)))
-    return keep_multiples(dfa, steps)
-
-
-def equal_number_dfa(number: Decimal) -> Dfa:
-    """Return the automaton of all spellings of one number without an exponent."""
-    if not number:
-        return pattern_dfa(r"-?0(?:\.0+)?")
-    return intersect_dfas(
-        pattern_dfa(at_least_pattern(number, False)), pattern_dfa(at_most_pattern(number, False))
-    )
+    return minimize_dfa(dfa)
 
 
 @lru_cache(256)
 def pattern_dfa(pattern: str) -> Dfa:
     """Return the automaton of a regular expression; it may have no states."""
     return determinize_nfa(pattern_nfa(pattern))
-
-
-def keep_multiples(dfa: Dfa, steps: tuple[Decimal, ...]) -> Dfa:
-    return minimize_dfa(intersect_dfas(dfa, multiples_dfa(steps)) if steps else dfa)
 
 
 def number_pattern(bounds: list[Decimal]) -> str:
@@ -203,67 +184,41 @@ def fraction_below(rest: str, strict: bool) -> str:
     return f"(?:{below}{NO_MATCH_PATTERN if strict else f'{digit}0*'})"
 
 
-def common_multiple(steps: tuple[Decimal, ...]) -> tuple[int, int]:
-    """Return the fraction digits that multiples of all `steps` need, and their common multiple."""
-    places = max(max(0, -int(step.as_tuple().exponent)) for step in steps)
-    return places, lcm(*(int(step.scaleb(places)) for step in steps))
-
-
-def multiples_dfa(steps: tuple[Decimal, ...]) -> Dfa:
-    """Return the automaton of decimals that are multiples of all `steps`, by remainder.
-
-    A fraction has at most as many digits as those of the steps.
-    """
-    places, size = common_multiple(steps)
-    table = np.full((2 + size * (places + 2), 256), -1, dtype=np.int32)
+def multiples_dfa(step: int) -> Dfa:
+    """Return the automaton of integers that are multiples of `step`, by remainder."""
+    table = np.full((2 + step, 256), -1, dtype=np.int32)
     digits = slice(ord("0"), ord("9") + 1)
     table[0, ord("-")] = 1
-    table[:2, digits] = 2 + np.arange(10) % size
-    remainders = np.arange(size)
-    after = (10 * remainders[:, None] + np.arange(10)) % size
-    whole, *fractions = (2 + size * layer + remainders for layer in range(places + 2))
-    table[whole, digits] = whole[0] + after
-    table[whole, ord(".")] = fractions[0]
-    for own, longer in pairwise(fractions):
-        table[own, digits] = longer[0] + after
-    left = [places, *range(places, -1, -1)]
-    accepts = [remainders * 10**count % size == 0 for count in left]
-    return minimize_dfa(Dfa(table, np.concatenate([np.zeros(2, dtype=bool), *accepts])))
+    table[:2, digits] = 2 + np.arange(10) % step
+    table[2:, digits] = 2 + (10 * np.arange(step)[:, None] + np.arange(10)) % step
+    return Dfa(table, np.arange(2 + step) == 2)
 
 
 MAX_LEADING_ZEROS = 20
 """Maximum zeros between the point and the first digit of a bound."""
 
-MAX_REMAINDERS = 5_000
-"""Maximum remainders of a step times its fraction digits: states of an automaton."""
-
-MAX_STEP_DENOMINATOR = 1024
-"""Maximum denominator of a step, a power of two: division by such a step is exact."""
+MAX_STEP = 5_000
+"""Maximum step: the remainders are states of an automaton."""
 
 
 def number_piece(case: SchemaCase, *, is_whole: bool) -> JsonPiece:
     """Return the piece of a number for which all keywords of a case hold."""
-    low, high, steps = lower_bound(case), upper_bound(case), number_steps(case)
-    if is_whole:
+    low, high, step = lower_bound(case), upper_bound(case), number_step(case)
+    if is_whole or step is not None:
         least = None if low is None else floor(low[0]) + 1 if low[1] else ceil(low[0])
         most = None if high is None else ceil(high[0]) - 1 if high[1] else floor(high[0])
-        dfa = integer_dfa(least, most, steps)
-    else:
-        dfa = decimal_dfa(low, high, steps)
-    for schema in case:
-        for value in exclusions(schema)[1]:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                dfa = subtract_dfa(dfa, equal_number_dfa(exact_decimal(value)))
-    return DfaPiece(dfa)
+        return DfaPiece(integer_dfa(least, most, step or 1))
+    return DfaPiece(decimal_dfa(low, high))
 
 
 def number_fits(value: float, case: SchemaCase) -> bool:
     """Return whether a listed number satisfies the keywords of a case."""
-    low, high, found = lower_bound(case), upper_bound(case), exact_decimal(value)
+    low, high, step = lower_bound(case), upper_bound(case), number_step(case)
+    found = exact_decimal(value)
     return (
         (low is None or (found > low[0] if low[1] else found >= low[0]))
         and (high is None or (found < high[0] if high[1] else found <= high[0]))
-        and all(Fraction(found) % Fraction(step) == 0 for step in number_steps(case))
+        and (step is None or found % step == 0)
     )
 
 
@@ -302,30 +257,25 @@ def exact_decimal(value: float) -> Decimal:
     return Decimal(int(value)) if value == int(value) else Decimal(repr(value))
 
 
-def number_steps(case: SchemaCase) -> tuple[Decimal, ...]:
-    """Return the steps of which a number must be a multiple.
+def number_step(case: SchemaCase) -> int | None:
+    """Return the step of which a number must be a multiple, if any.
 
     Raises:
-        UnsupportedError: for a fraction that a double cannot store, because validators that
-            divide by it find that 0.07 is no multiple of 0.01.
+        UnsupportedError: for a fraction, because validators that divide by it find that 0.07 is no
+            multiple of 0.01.
     """
-    found = set[Decimal]()
+    found = None
     for schema in case:
         if "multipleOf" not in schema.value:
             continue
         step = require_type(schema.value["multipleOf"], int | float, f"multipleOf at {schema.at}")
         if step <= 0:
             raise ValueError(f"multipleOf at {schema.at} must be above 0, got {step!r}")
-        if Fraction(step).denominator > MAX_STEP_DENOMINATOR:
-            refuse_keyword(
-                f"multipleOf {step}",
-                schema.at,
-                "multipleOf with a fraction other than halves, quarters …",
-            )
-        found.add(exact_decimal(step))
-        places, size = common_multiple(tuple(found))
-        if size * (places + 1) > MAX_REMAINDERS:
+        if step != int(step):
+            refuse_keyword(f"multipleOf {step}", schema.at, "multipleOf with a fraction")
+        found = lcm(found or 1, int(step))
+        if found > MAX_STEP:
             refuse_keyword(
                 f"multipleOf {step}", schema.at, "multipleOf above 5000, or of several together"
             )
-    return tuple(sorted(found))
+    return found

@@ -159,7 +159,6 @@ class Nfa:
     end: int = 0
 
     def add_state(self) -> int:
-        """Add a state."""
         if len(self.edges) == MAX_NFA_STATES:
             raise TooLargeError(
                 f"it is too large: more than {MAX_NFA_STATES} states; shorten its repeats"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outpace.constraint.dfa import (
     Dfa,
@@ -39,11 +39,9 @@ class LiteralPiece:
 
     @property
     def min_width(self) -> float:
-        """Number of characters."""
         return len(self.text)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add a state for each byte."""
         for byte in self.text.encode():
             after = net.add_state()
             net.edges[at].append(((byte, byte), after))
@@ -63,12 +61,10 @@ class DfaPiece:
         return shortest_length(self.dfa)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add the states of the automaton."""
         return embed_dfa(self.edges, self.dfa.accepts.tolist(), net, at)
 
     @cached_property
     def edges(self) -> StateEdges:
-        """Edges of its states."""
         return dfa_edges(self.dfa)
 
 
@@ -80,11 +76,9 @@ class SequencePiece:
 
     @cached_property
     def min_width(self) -> float:
-        """Sum over the pieces."""
         return sum(part.min_width for part in self.parts)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add each piece after the previous one."""
         for part in self.parts:
             at = part.add_to_nfa(net, at)
         return at
@@ -98,11 +92,9 @@ class ChoicePiece:
 
     @cached_property
     def min_width(self) -> float:
-        """Minimum over the pieces."""
         return min((part.min_width for part in self.parts), default=inf)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add all pieces between two states."""
         end = net.add_state()
         for part in self.parts:
             net.epsilon_edges[at].append(begin := net.add_state())
@@ -126,7 +118,6 @@ class RepeatPiece:
         return self.least * self.part.min_width if self.least else 0
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add a copy of the piece for each counted repeat."""
         end = net.add_state()
         if self.most is not None and self.most < self.least:
             return end
@@ -152,6 +143,56 @@ COMMA, COLON = (
 """A comma and a colon, each optionally followed by a space; there is no other whitespace."""
 
 
+class ObjectMember(NamedTuple):
+    """A property of an object: the piece of its name and value."""
+
+    part: JsonPiece
+    required: bool
+
+
+@dataclass(frozen=True)
+class ObjectPiece:
+    """An object: members in order, then any number of `others`."""
+
+    members: Sequence[ObjectMember]
+    others: JsonPiece | None = None
+
+    @cached_property
+    def min_width(self) -> float:
+        return 2 + sum(member.part.min_width for member in self.members if member.required)
+
+    def add_to_nfa(self, net: Nfa, at: int) -> int:
+        """Add three states per place: before the first member, after a comma, after a member.
+
+        Members are skipped from place to place, so that each member has two successors instead of
+        one per later member.
+        """
+        count, end = len(self.members), net.add_state()
+        begin = LiteralPiece("{").add_to_nfa(net, at)
+        first, further, done = ([net.add_state() for _ in range(count + 1)] for _ in range(3))
+        net.epsilon_edges[begin].append(first[0])
+        for place, member in enumerate(self.members):
+            start = net.add_state()
+            for choices in (first, further):
+                net.epsilon_edges[choices[place]].append(start)
+                if not member.required:
+                    net.epsilon_edges[choices[place]].append(choices[place + 1])
+            net.epsilon_edges[member.part.add_to_nfa(net, start)].append(done[place + 1])
+        if self.others is not None:
+            start = net.add_state()
+            for choices in (first, further):
+                net.epsilon_edges[choices[count]].append(start)
+            net.epsilon_edges[self.others.add_to_nfa(net, start)].append(done[count])
+        required = [place for place, member in enumerate(self.members, 1) if member.required]
+        for place, state in enumerate(done):
+            net.epsilon_edges[COMMA.add_to_nfa(net, state)].append(further[place])
+            if place >= max(required, default=0):
+                net.epsilon_edges[LiteralPiece("}").add_to_nfa(net, state)].append(end)
+        if not required:
+            net.epsilon_edges[LiteralPiece("}").add_to_nfa(net, begin)].append(end)
+        return end
+
+
 def piece_dfa(piece: JsonPiece, budget: StepBudget | None = None) -> Dfa:
     """Return the automaton of one piece; it has no states if there is no such text.
 
@@ -168,7 +209,6 @@ def piece_dfa(piece: JsonPiece, budget: StepBudget | None = None) -> Dfa:
 
 
 def join_with_commas(items: Sequence[JsonPiece]) -> JsonPiece:
-    """Return items separated by commas."""
     return SequencePiece([part for item in items for part in (COMMA, item)][1:])
 
 

@@ -107,7 +107,6 @@ class StateSets:
         self.used_bytes = 0
 
     def lookup_flags(self, flags: StateFlags) -> StateSet:
-        """Return the set of states `flags [S]`."""
         key = flags.tobytes()
         if key not in self.by_flags:
             self.count_bytes(len(flags))
@@ -292,7 +291,6 @@ class HoleSegment:
 
     @property
     def automaton(self) -> TokenAutomaton:
-        """Automaton of the answer."""
         return self.steps[0].automaton
 
     def distribution_rows(self, begin: int) -> list[int | None]:
@@ -563,7 +561,6 @@ class RegularConstraint:
 
     @property
     def automaton(self) -> TokenAutomaton:
-        """Automaton that accepts the answers."""
         return self.language.automaton
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:

@@ -6,26 +6,24 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import inf
 from typing import Any
 
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.keywords import (
-    TYPE_KEYWORDS,
     SchemaCase,
     SchemaReader,
     SubSchema,
-    canonical_text,
     count_bounds,
-    exclusions,
     listed_values,
-    refuse_keyword,
+    named_properties,
+    property_subschemas,
     require_type,
-    value_type,
+    required_names,
     written_types,
 )
 from outpace.constraint.numbers import number_fits, number_piece
-from outpace.constraint.objects import DistinctArrayPiece, object_piece
 from outpace.constraint.pattern import TextRoom, check_room
 from outpace.constraint.pieces import (
     COLON,
@@ -35,6 +33,8 @@ from outpace.constraint.pieces import (
     DfaPiece,
     JsonPiece,
     LiteralPiece,
+    ObjectMember,
+    ObjectPiece,
     RepeatPiece,
     SequencePiece,
     join_with_commas,
@@ -45,10 +45,6 @@ from outpace.constraint.strings import string_fits, string_piece
 
 MAX_OPEN_DEPTH = 2
 """Maximum nesting of arrays and objects where a schema allows any value."""
-
-MAX_DISTINCT_VALUES = 6
-"""Maximum values of an array of distinct values."""
-
 
 LARGE_COUNT = 64
 """Upper counts above this are omitted if they are enforced separately."""
@@ -109,55 +105,25 @@ class SchemaWriter:
     def write_case(self, case: SchemaCase) -> JsonPiece:
         values = listed_values(case)
         if values is not None:
-            return listed_piece([value for value in values if self.value_fits(value, case)])
+            return listed_piece([value for value in values if value_fits(value, case)])
         return ChoicePiece([self.write_type(kind, case) for kind in written_types(case)])
 
     def write_type(self, kind: str, case: SchemaCase) -> JsonPiece:
-        out = [value for schema in case for value in exclusions(schema)[1]]
         match kind:
             case "string":
                 return string_piece(case, LARGE_COUNT if self.loose else None)
             case "integer":
-                return (
-                    NO_TEXT
-                    if "number" in written_types(case)
-                    else number_piece(case, is_whole=True)
-                )
+                covered = "number" in written_types(case)
+                return NO_TEXT if covered else number_piece(case, is_whole=True)
             case "number":
-                if "integer" not in written_types(case):
-                    refuse_keyword("not", case[0].at, "not of other than type, enum, const")
                 return number_piece(case, is_whole=False)
-            case "boolean" | "null":
-                values = [None] if kind == "null" else [True, False]
-                return listed_piece(
-                    [v for v in values if canonical_text(v) not in map(canonical_text, out)]
-                )
-        if any(isinstance(value, list if kind == "array" else dict) for value in out):
-            refuse_keyword("not", case[0].at, "not of other than type, enum, const")
-        return (
-            self.write_array(case)
-            if kind == "array"
-            else object_piece(case, self.write_value, MAX_OPEN_DEPTH - 1)
-        )
-
-    def value_fits(self, value: Any, case: SchemaCase) -> bool:
-        """Return whether a listed value of the right type satisfies the other keywords."""
-        match value:
-            case None | bool():
-                return True
-            case str():
-                return string_fits(value, case)
-            case int() | float():
-                return number_fits(value, case)
-        kind = "array" if isinstance(value, list) else "object"
-        for schema in case:
-            for word in sorted(TYPE_KEYWORDS[kind] & set(schema.value)):
-                refuse_keyword(
-                    f"{word} next to a listed {kind}",
-                    schema.at,
-                    "enum or const of arrays or objects beside their keywords",
-                )
-        return True
+            case "boolean":
+                return listed_piece([True, False])
+            case "null":
+                return listed_piece([None])
+            case "array":
+                return self.write_array(case)
+        return self.write_object(case)
 
     def write_array(self, case: SchemaCase) -> JsonPiece:
         """Return the piece of an array: all items with a place, then any number of others."""
@@ -165,8 +131,6 @@ class SchemaWriter:
         if most is not None and most < least:
             return NO_TEXT
         size = max((len(prefix_schemas(schema)) for schema in case), default=0)
-        if has_unique_items(case) and (most is None or most > 1):
-            return self.write_distinct_array(case, size, least, most)
         front = [
             self.write_value(item_schemas(case, place), MAX_OPEN_DEPTH - 1) for place in range(size)
         ][:most]
@@ -190,28 +154,33 @@ class SchemaWriter:
             )
         )
 
-    def write_distinct_array(
-        self, case: SchemaCase, size: int, least: int, most: int | None
-    ) -> JsonPiece:
-        """Return the piece of an array of distinct values, if these are few."""
-        found = {} if size else self.finite_values(item_schemas(case, 0))
-        if size or found is None or len(found) > MAX_DISTINCT_VALUES:
-            refuse_keyword("uniqueItems", case[0].at, "uniqueItems of more than 6 values")
-        return NO_TEXT if len(found) < least else DistinctArrayPiece([*found.values()], least, most)
+    def write_object(self, case: SchemaCase) -> JsonPiece:
+        """Return the piece of an object: its named properties, or any if it names none."""
+        required = required_names(case)
+        names = dict.fromkeys(chain(*map(named_properties, case), required))
+        members = []
+        for name in names:
+            part = self.write_value(property_subschemas(case, name), MAX_OPEN_DEPTH - 1)
+            if part.min_width < inf or name in required:
+                key = LiteralPiece(json.dumps(name, ensure_ascii=False))
+                members.append(
+                    ObjectMember(SequencePiece((key, COLON, part)), required=name in required)
+                )
+        if names:
+            return ObjectPiece(members)
+        part = self.write_value(property_subschemas(case, ""), MAX_OPEN_DEPTH - 1)
+        others = SequencePiece((string_piece(()), COLON, part))
+        return ObjectPiece((), others if part.min_width < inf else None)
 
-    def finite_values(self, schemas: Iterable[SubSchema]) -> dict[str, JsonPiece] | None:
-        """Return the distinct values for which all schemas hold, or None if they are not listed."""
-        found: list[Any] = []
-        for case in self.rules.combine_schemas(schemas):
-            values = listed_values(case)
-            if values is None and set(written_types(case)) <= {"null", "boolean"}:
-                values = [v for v in (None, True, False) if value_type(v) in written_types(case)]
-                out = {canonical_text(value) for schema in case for value in exclusions(schema)[1]}
-                values = [value for value in values if canonical_text(value) not in out]
-            if values is None:
-                return None
-            found += [value for value in values if self.value_fits(value, case)]
-        return {canonical_text(value): constant_piece(value) for value in found}
+
+def value_fits(value: Any, case: SchemaCase) -> bool:
+    """Return whether a listed value of the right type satisfies the other keywords."""
+    match value:
+        case None | bool():
+            return True
+        case str():
+            return string_fits(value, case)
+    return number_fits(value, case)
 
 
 def prefix_schemas(schema: SubSchema) -> list[Any]:
@@ -232,36 +201,8 @@ def item_schemas(case: SchemaCase, place: int) -> list[SubSchema]:
     return found
 
 
-def has_unique_items(case: SchemaCase) -> bool:
-    for schema in case:
-        if not isinstance(schema.value.get("uniqueItems", False), bool):
-            raise ValueError(f"uniqueItems at {schema.at} must be true or false")
-    return any(schema.value.get("uniqueItems") for schema in case)
-
-
 def listed_piece(values: Sequence[Any]) -> JsonPiece:
-    if any(isinstance(value, list | dict) for value in values):
-        return ChoicePiece([constant_piece(value) for value in values])
     return DfaPiece(Dfa.from_texts(json.dumps(value, ensure_ascii=False) for value in values))
-
-
-def constant_piece(value: Any) -> JsonPiece:
-    match value:
-        case list():
-            return SequencePiece(
-                (
-                    LiteralPiece("["),
-                    join_with_commas([constant_piece(each) for each in value]),
-                    LiteralPiece("]"),
-                )
-            )
-        case dict():
-            parts = [
-                SequencePiece((constant_piece(name), COLON, constant_piece(part)))
-                for name, part in value.items()
-            ]
-            return SequencePiece((LiteralPiece("{"), join_with_commas(parts), LiteralPiece("}")))
-    return LiteralPiece(json.dumps(value, ensure_ascii=False))
 
 
 @cache

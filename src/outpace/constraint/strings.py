@@ -9,13 +9,12 @@ from functools import lru_cache, reduce
 from re import _constants  # type: ignore[attr-defined]
 from typing import Any
 
-from outpace.constraint.dfa import Dfa, determinize_nfa, dfa_accepts, intersect_dfas, subtract_dfa
+from outpace.constraint.dfa import Dfa, determinize_nfa, dfa_accepts, intersect_dfas
 from outpace.constraint.keywords import (
     KEYWORD_ALTERNATIVES,
     SchemaCase,
     SubSchema,
     count_bounds,
-    exclusions,
     refuse_keyword,
     require_type,
 )
@@ -70,11 +69,10 @@ PYTHON_SYNTAX = {
 
 
 @lru_cache(128)
-def search_dfa(pattern: str, *, loose: bool = False) -> Dfa:
+def search_dfa(pattern: str) -> Dfa:
     """Return the automaton of JSON-encoded strings that contain a match of a pattern.
 
-    A string is accepted if both Python and ECMA 262 find the pattern, or with `loose` if one of
-    them may.
+    A string is accepted if both Python and ECMA 262 find the pattern.
     """
     for what, sign in PYTHON_SYNTAX.items():
         if sign.search(pattern):
@@ -85,7 +83,7 @@ def search_dfa(pattern: str, *, loose: bool = False) -> Dfa:
         raise ValueError(str(error)) from error
     if tree.state.flags & ~_constants.SRE_FLAG_UNICODE:
         raise UnsupportedError(NO_FLAGS)
-    weaver = SearchNfaBuilder(tree.state.flags, loose=loose)
+    weaver = SearchNfaBuilder(tree.state.flags)
     weaver.nfa.end = weaver.add_sequence(tree, 0, first=True, last=True)
     return determinize_nfa(weaver.nfa)
 
@@ -96,8 +94,6 @@ NO_FLAGS = "a flag such as (?i) is not supported"
 @dataclass(slots=True)
 class SearchNfaBuilder(NfaBuilder):
     """Build the NFA of the strings that contain a match of a parsed pattern."""
-
-    loose: bool = False
 
     def add_sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
         """Add consecutive nodes, with any text before and after unless anchored."""
@@ -113,12 +109,7 @@ class SearchNfaBuilder(NfaBuilder):
         kind, value = node
         if str(kind) == "SUBPATTERN" and (value[1] or value[2]):
             raise UnsupportedError(NO_FLAGS)
-        end = NfaBuilder.add_node(self, node, at, first=first, last=last)
-        if self.loose and value is _constants.AT_END:  # in Python, $ also matches before a newline
-            after = self.add_characters((_constants.LITERAL, 0x0A), end)
-            self.nfa.epsilon_edges[end].append(after)
-            return after
-        return end
+        return NfaBuilder.add_node(self, node, at, first=first, last=last)
 
     def add_anything(self, at: int) -> int:
         every = (_constants.IN, [(_constants.RANGE, (0, 0x10FFFF))])
@@ -135,15 +126,13 @@ class SearchNfaBuilder(NfaBuilder):
         return plain + [((0x5C, 0x5C), (letter, letter)) for letter in letters]
 
     def node_ranges(self, node: Any) -> list[CodeRange]:
-        """Return the characters that a node matches in both dialects, or if `loose` in either."""
+        """Return the characters that a node matches in both dialects."""
         found = matched_ranges(node, self.flags)
-        if node[0] is _constants.ANY and not self.loose:
+        if node[0] is _constants.ANY:
             for line in ECMA_LINE_ENDS:
                 found = list(exclude_range(found, line))
         if node[0] is _constants.IN and any(kind is _constants.CATEGORY for kind, _ in node[1]):
             ascii_only = matched_ranges(node, _constants.SRE_FLAG_ASCII)
-            if self.loose:
-                return [*found, *ascii_only, BYTE_ORDER_MARK]
             found = list(exclude_range(intersect_ranges(found, ascii_only), BYTE_ORDER_MARK))
         return found
 
@@ -197,17 +186,13 @@ def string_piece(case: SchemaCase, counted: int | None = None) -> JsonPiece:
     if most is not None and most < least:
         return NO_TEXT
     found = string_dfas(case)
-    out = [value for schema in case for value in exclusions(schema)[1] if isinstance(value, str)]
-    if not (found or out):
+    if not found:
         if counted is not None and most is not None and most > counted:
             most = None
         return quote_piece(RepeatPiece(DfaPiece(pattern_dfa(STRING_CHARACTER)), least, most))
-    if least or most is not None or not found:
+    if least or most is not None:
         found.append(pattern_dfa(f"{STRING_CHARACTER}{{{least},{'' if most is None else most}}}"))
-    dfa = reduce(intersect_dfas, found)
-    return quote_piece(
-        DfaPiece(subtract_dfa(dfa, Dfa.from_texts(map(escaped_text, out))) if out else dfa)
-    )
+    return quote_piece(DfaPiece(reduce(intersect_dfas, found)))
 
 
 def string_dfas(case: SchemaCase) -> list[Dfa]:
@@ -226,7 +211,6 @@ def string_fits(value: str, case: SchemaCase) -> bool:
 
 
 def quote_piece(part: JsonPiece) -> JsonPiece:
-    """Return a piece within quotes."""
     return SequencePiece((LiteralPiece('"'), part, LiteralPiece('"')))
 
 
@@ -245,19 +229,18 @@ def format_names(schema: SubSchema) -> list[str]:
 
 
 def schema_pattern_dfa(schema: SubSchema) -> Dfa:
-    """Return the automaton of strings that contain a match of the schema's pattern."""
     pattern = require_type(schema.value["pattern"], str, f"pattern at {schema.at}")
-    return search_pattern_dfa(pattern, schema.at, loose=False)
+    return search_pattern_dfa(pattern, schema.at)
 
 
-def search_pattern_dfa(text: str, at: str, *, loose: bool) -> Dfa:
+def search_pattern_dfa(text: str, at: str) -> Dfa:
     """Return the automaton of strings that contain a match of the pattern at a place.
 
     Raises:
         ValueError: as `search_dfa`, with the pattern and the place.
     """
     try:
-        return search_dfa(text, loose=loose)
+        return search_dfa(text)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"pattern {text!r} at {at}: {error}; {KEYWORD_ALTERNATIVES[PATTERN_FEATURES]}"

@@ -88,7 +88,6 @@ class Vocabulary:
 
     @property
     def max_token_bytes(self) -> int:
-        """Bytes of the longest token."""
         return len(self.levels) - 1
 
     def token_moves(self, dfa: Dfa) -> Iterator[tuple[IndexArray, IndexArray, IndexArray]]:
@@ -207,7 +206,6 @@ def special_tokens_in(tokenizer: Tokenizer, *texts: str) -> dict[int, str]:
 
 
 def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    """Return the steps of a decoder."""
     if decoder is None:
         return []
     inner = decoder.get("decoders", [])

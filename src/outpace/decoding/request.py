@@ -121,6 +121,7 @@ class Request:
         cycle_length: tokens that the present cycle proposes under `pace`.
         cycle_start: slots before the present cycle.
         finish_reason: why the request ended; None while it runs.
+        end_token: the end-of-sequence or stop id that ended it.
         ids: prompt and committed tokens.
     """
 
@@ -147,6 +148,7 @@ class Request:
     scores: list[float] = field(default_factory=list)
     cycle_length: int | None = field(default=None, init=False)
     cycle_start: int = field(default=0, init=False)
+    end_token: int | None = field(default=None, init=False)
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +194,7 @@ class Request:
             if self.finish_reason is not None:
                 break
             if self.is_end(token):
-                self.finish_reason = "stop"
+                self.finish_reason, self.end_token = "stop", token
                 break
             self.append_token(token, score)
         while self.finish_reason is None and (slot := len(self.ids)) in self.fixed_tokens:

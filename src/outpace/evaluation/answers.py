@@ -7,64 +7,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from outpace.api.chat_template import Message
+from outpace.api.llm import LLM
 from outpace.api.options import Options, offset_seed
 from outpace.api.output import Output
 from outpace.api.text import Prompt, validate_prompt
-from outpace.engine.pairing import MethodSelector
 from outpace.errors import prefix_error
 from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file
-from outpace.methods import Method
 
 ChatPrompt = str | list[Message]
 """A prompt of a file: text of a user message, or messages."""
 
 
-class AnswerBackend(Protocol):
-    """Interface of what answers many requests: a model, or several replicas of it."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-
-    @property
-    def method(self) -> Method:
-        """Default decoding method."""
-
-    @property
-    def methods(self) -> MethodSelector:
-        """Methods of requests, by default that of the model."""
-
-    def serve(
-        self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int
-    ) -> Iterator[tuple[int, Output]]:
-        """Yield each request's number and output in order of completion; see `LLM.serve`.
-
-        Raises:
-            InvalidRequestError: For an invalid request, with its number.
-            ValueError: For an invalid request: the last one that was taken.
-        """
-
-
-class InvalidRequestError(ValueError):
-    """An invalid request.
-
-    Attributes:
-        cause: What is wrong with it.
-        number: Index of the request.
-    """
-
-    def __init__(self, cause: ValueError, number: int) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.number = number
-
-
 def iterate_answers(
-    llm: AnswerBackend, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
+    llm: LLM, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
 ) -> Iterator[tuple[int, Output]]:
     """Answer named prompts and yield each prompt's number and output in order of completion.
 
@@ -86,14 +45,12 @@ def iterate_answers(
     served = llm.serve(numbered_requests(), batch=batch)
     try:
         yield from served
-    except InvalidRequestError as error:
-        raise prefix_error(names[error.number], error.cause) from error
     except ValueError as error:
         raise prefix_error(names[-1], error) from error
 
 
 def answer_file(
-    llm: AnswerBackend,
+    llm: LLM,
     source: str | Path,
     target: str | Path,
     *,
@@ -132,7 +89,7 @@ def answer_file(
 
 
 def answer_prompts(
-    llm: AnswerBackend,
+    llm: LLM,
     places: Sequence[str],
     prompts: Sequence[ChatPrompt],
     target: Path,

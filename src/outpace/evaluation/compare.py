@@ -3,73 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.checkpoints.fields import shorten
-from outpace.evaluation.metrics import SpeedAccuracy, area_under_parallelism, pareto_front
+from outpace.evaluation.metrics import SpeedAccuracy, pareto_front
 from outpace.evaluation.samples import SCHEMA_VERSION
-from outpace.field_types import MAX_FLOAT, Bounds, Count, Fraction, describe_type, matches_type
-from outpace.jsonl import JsonRecord
 
-Figure = Annotated[float, Bounds(0, MAX_FLOAT)]
-
-REQUIRED_FIELDS: dict[str, Any] = {
-    **dict.fromkeys(("task", "questions", "model", "method"), str),
-    "problems": Count,
-    "batch": Figure,
-    "accuracy": Fraction | None,
-    "interval": tuple[Fraction, Fraction] | None,
-    **dict.fromkeys(("tokens_per_forward", "tokens_per_second", "acceptance_length"), Figure),
-    **dict.fromkeys(("tokens_per_forward_error", "p_cache"), Figure | None),
-    **dict.fromkeys(("latency", "first_text", "samples"), dict),
+REQUIRED_FIELDS = {
+    *("task", "questions", "model", "method", "problems", "batch", "accuracy", "interval"),
+    *("tokens_per_forward", "tokens_per_forward_error", "tokens_per_second", "p_cache"),
+    *("acceptance_length", "latency", "first_text", "samples"),
 }
-"""Types of the fields required to show or compare a result."""
-
-OPTIONAL_FIELDS: dict[str, Any] = {
-    "tokens_per_cpu_second": Figure,
-    **dict.fromkeys(("line", "setting"), str),
-    "unfinished": Figure,
-    **dict.fromkeys(("cut_at", "tokens_per_cpu_second_error"), Figure | None),
-}
-"""Types of the fields that are shown if present."""
-
-PERCENTILES = {"p50": Figure, "p95": Figure}
-COLUMNS = {
-    "right": tuple[bool | None, ...],
-    **dict.fromkeys(("tokens", "forwards"), tuple[Figure, ...]),
-}
-"""Types of the columns of `samples`."""
-
-
-def check_result(result: Any) -> None:
-    """Raise `ValueError` for a missing or invalid field, with its name and value."""
-    present = {name: hint for name, hint in OPTIONAL_FIELDS.items() if name in result}
-    check_fields(result, REQUIRED_FIELDS | present)
-    for name in ("latency", "first_text"):
-        check_fields(result[name], PERCENTILES, name)
-    check_fields(result["samples"], COLUMNS, "samples")
-    for name in COLUMNS:
-        if len(result["samples"][name]) != result["problems"]:
-            raise ValueError(f"has samples with {name} not of {result['problems']} answers")
-
-
-def check_fields(record: JsonRecord, hints: Mapping[str, Any], where: str = "a result") -> None:
-    """Raise `ValueError` for a missing field or one of another type."""
-    for name, hint in hints.items():
-        if name not in record:
-            raise ValueError(f"has {where} without {name}")
-        if not matches_type(record[name], hint):
-            raise ValueError(
-                f"has {where} with {name} {shorten(record[name])}, "
-                f"which must be {describe_type(hint)}"
-            )
-
+"""Fields required to show or compare a result."""
 
 ResultRecord = dict[str, Any]
 BootstrapStatistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
@@ -99,10 +49,8 @@ def read_report(path: Path) -> list[ResultRecord]:
                 "evaluate again"
             )
     for result in results:
-        try:
-            check_result(result)
-        except ValueError as error:
-            raise ValueError(f"{path} {error}: evaluate again") from None
+        if missing := REQUIRED_FIELDS - set(result):
+            raise ValueError(f"{path} has a result without {min(missing)}: evaluate again")
     return [{**result, "file": path.name} for result in results]
 
 
@@ -126,25 +74,6 @@ def pareto_indices(results: Sequence[ResultRecord], speed: str = "tokens_per_for
             numbers[n] for n in pareto_front([speed_accuracy(results[n], speed) for n in numbers])
         }
     return optimal
-
-
-def accuracy_under_parallelism(results: Sequence[ResultRecord]) -> dict[str, float]:
-    """Return AUP per model and method, over all settings that were judged.
-
-    All results must be on the same questions.
-    """
-    lines: dict[str, list[SpeedAccuracy]] = {}
-    best: dict[str, float] = {}
-    for result in results:
-        if result["accuracy"] is not None:
-            kind = f"{result['task']}: {result['model']} {result['method'].partition('(')[0]}"
-            lines.setdefault(kind, []).append(speed_accuracy(result))
-            task = result["task"]
-            best[task] = max(best.get(task, 0.0), result["accuracy"])
-    return {
-        kind: area_under_parallelism(line, best[kind.partition(":")[0]])
-        for kind, line in lines.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,4 @@
-r"""Model class for lm-evaluation-harness, for any model with any method.
-
-    python -m outpace.evaluation.harness run --model outpace \
-        --model_args model=tiny-dream,method=d2f,block=16 --tasks gsm8k_cot
-
-runs the harness's command line with the model type `outpace` registered.
-"""
+"""Model class for lm-evaluation-harness, for any model with any method."""
 
 from __future__ import annotations
 
@@ -17,18 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import torch
-
 try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
-    from lm_eval.api.registry import register_model
     from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import (
-        get_rolling_token_windows,
-        make_disjoint_window,
-        simple_parse_args_string,
-    )
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise ValueError(
         f"{error}; tasks of lm-evaluation-harness need: pip install 'outpace[evaluate]'"
@@ -38,14 +25,8 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
-from outpace.errors import must
 from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
-from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.samples import Samples, output_record, resume_samples
-from outpace.methods import METHODS
-
-LOAD_ARGUMENTS = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id")
-"""Arguments of `LLM` that `--model_args` may contain."""
 
 RESULT_KEYS = ("results", "groups", "n-shot", "n-samples")
 """Keys of the harness's results that are returned."""
@@ -54,7 +35,6 @@ LikelihoodRequest = tuple[Any, list[int], list[int]]
 """The harness's request, its context tokens, and the tokens to be scored."""
 
 
-@register_model("outpace")
 class OutpaceHarness(TemplateLM):  # type: ignore[misc]
     """An lm-eval model that decodes with any method, many requests at a time.
 
@@ -74,7 +54,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         self,
         llm: LLM,
         *,
-        batch_size: int | str = 1,
+        batch_size: int = 1,
         max_tokens: int = 256,
         seed: int = 0,
         draws: int = 128,
@@ -85,48 +65,14 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
             raise ValueError(f"{llm.name} has no tokenizer, which all tasks need")
         if not llm.text.eos:
             raise ValueError(f"the tokenizer of {llm.name} has no end-of-sequence token")
-        if not str(batch_size).isdigit():
-            raise must("batch_size", batch_size, "be an integer")
         self.llm = llm
         self.tokenizer = llm.text.tokenizer.to_transformers()
-        self.batch = int(batch_size)
+        self.batch = batch_size
         self.max_tokens, self.seed, self.draws = max_tokens, seed, draws
         self.samples = None if samples is None else Path(samples)
         self.questions: list[str] = []
         self.outputs: list[Output] = []
         self.seconds = 0.0
-
-    @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
-    ) -> OutpaceHarness:
-        """Create a model from `--model_args`, which may include options of the method."""
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> OutpaceHarness:
-        """Create a model from arguments of `LLM`, of the method and of this class."""
-        arguments = {name: value for name, value in (additional_config or {}).items() if value}
-        if str(arguments.get("device")).startswith("cuda") and not torch.cuda.is_available():
-            del arguments["device"]  # the harness's default
-        arguments = {**arguments, **arg_dict}
-        if "model" not in arguments:
-            raise ValueError(
-                "model is missing: set --model_args model=FOLDER,method=NAME,option=value"
-            )
-        model, method = str(arguments.pop("model")), arguments.pop("method", None)
-        arguments.pop("max_batch_size", None)
-        loading = {name: arguments.pop(name) for name in LOAD_ARGUMENTS if name in arguments}
-        own_names = ("batch_size", "max_tokens", "seed", "draws", "samples")
-        options = {name: arguments.pop(name) for name in own_names if name in arguments}
-        if method is None and arguments:
-            raise ValueError(
-                f"{', '.join(arguments)}: needs a method; choose from {', '.join(METHODS)}"
-            )
-        decoding_method = None if method is None else method_from_options(str(method), arguments)
-        return cls(LLM(model, decoding_method, **loading), **options)
 
     @property
     def eot_token_id(self) -> int:
@@ -307,13 +253,3 @@ def run_tasks(
         log_samples=False,
     )
     return {name: results[name] for name in RESULT_KEYS if name in results}
-
-
-def main() -> None:
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()
-
-
-if __name__ == "__main__":
-    main()

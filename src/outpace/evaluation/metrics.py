@@ -120,34 +120,6 @@ def model_roles(outputs: Sequence[Output]) -> Iterator[str]:
 SpeedAccuracy = tuple[float, float]
 """Tokens per forward, and accuracy as a fraction."""
 
-AUP_STEEPNESS, AUP_MAX_ACCURACY_LOSS = 3.0, 0.05
-
-
-def area_under_parallelism(points: Sequence[SpeedAccuracy], best: float) -> float:
-    """Return AUP: the weighted area under accuracy against tokens per forward.
-
-    d3LLM's authors define it. Points more than 5 percentage points less accurate than the slowest
-    do not count. Accuracy below `best`, the best on the task, is weighted less.
-
-    Raises:
-        ValueError: If there are no points.
-    """
-    if not points:
-        raise ValueError("points must not be empty")
-    ordered = sorted(points)
-    counted = [
-        (speed, share) for speed, share in ordered if share >= ordered[0][1] - AUP_MAX_ACCURACY_LOSS
-    ]
-
-    def weighted_accuracy(share: float) -> float:
-        weight = min(math.exp(-AUP_STEEPNESS * (1 - share / best)), 1.0) if best else 0.0
-        return 100 * share * weight
-
-    area = counted[0][0] * 100 * counted[0][1]
-    for (before, low), (after, high) in zip(counted, counted[1:], strict=False):
-        area += (after - before) * (weighted_accuracy(low) + weighted_accuracy(high)) / 2
-    return area
-
 
 def pareto_front(points: Sequence[SpeedAccuracy]) -> list[int]:
     """Return the indices of points that no other point dominates."""

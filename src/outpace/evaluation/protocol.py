@@ -93,7 +93,6 @@ class Setting:
     published: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for inconsistent fields."""
         if self.score not in SCORERS:
             raise ValueError(
                 f"score: unknown score {self.score!r}; choose from {', '.join(SCORERS)}"
@@ -109,7 +108,6 @@ class Setting:
         check_at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
 
     def build_method(self) -> Method | None:
-        """Return the method of the published numbers, or None."""
         if self.method is None:
             return None
         options = dict(self.method)

@@ -39,7 +39,6 @@ class EvaluationReport:
     seconds: float = 0.0
 
     def add_answer(self, output: Output, right: bool | None) -> None:
-        """Add one answer with its verdict."""
         self.outputs.append(output)
         self.verdicts.append(right)
 

@@ -11,7 +11,6 @@ from typing import Unpack
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
 from outpace.errors import must
-from outpace.evaluation.answers import AnswerBackend
 from outpace.evaluation.protocol import Question, find_setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import output_record, questions_hash, resume_samples
@@ -33,7 +32,7 @@ def questions_of(task: str, limit: int, path: str | None = None) -> list[Questio
 
 
 def evaluate(
-    llm: AnswerBackend,
+    llm: LLM,
     questions: Sequence[Question],
     *,
     task: str = "",
@@ -78,7 +77,7 @@ def evaluate(
         report.seconds = max((record["clock"] for record in answers.records.values()), default=0.0)
         todo = [number for number in range(len(questions)) if number not in outputs]
         results = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
-        if todo and isinstance(llm, LLM):
+        if todo:
             llm.generate([questions[0].prompt], **options)  # warms up, not counted
         began = time.perf_counter() - report.seconds
         report.outputs = list(outputs.values())

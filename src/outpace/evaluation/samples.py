@@ -41,7 +41,6 @@ class Samples:
     file: FileIO | None = None
 
     def add_record(self, number: int | str, record: JsonRecord) -> None:
-        """Store a record and append it to the file."""
         self.records[number] = record
         if self.file is not None:
             append_record(self.file, {"number": number, **record})
@@ -98,7 +97,6 @@ def check_same_run(actual: JsonRecord, expected: JsonRecord, path: Path) -> None
 
 
 def output_record(output: Output) -> JsonRecord:
-    """Return an output as JSON fields."""
     return {
         "text": output.text,
         "ids": list(output.ids),
@@ -110,7 +108,6 @@ def output_record(output: Output) -> JsonRecord:
 
 
 def output_from_record(record: JsonRecord) -> Output:
-    """Return the output of a record."""
     return Output(
         text=str(record["text"]),
         ids=record["ids"],

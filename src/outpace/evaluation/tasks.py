@@ -56,7 +56,6 @@ class PublishedTask(Task):
     wanted: str = "a result"
 
     def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
-        """Return the first `limit` lines of the file."""
         if path is None or not Path(path).is_file():
             raise ValueError(f"--data: no file of the task at {path!r}; set it to {self.file}")
         return [
@@ -83,7 +82,6 @@ class GeneratedTask(Task):
     problems: Callable[[int], Sequence[Problem]]
 
     def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
-        """Return `limit` generated lines."""
         if path is not None:
             raise ValueError(
                 f"--data: the problems of this task are generated; omit the file {path!r}"

@@ -35,6 +35,21 @@ def allocate_bytes(size: int) -> Tensor:
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
+class SharedPages:
+    """Memory for the matrices of a model, in which small ones share huge pages."""
+
+    rest = torch.empty(0, dtype=torch.uint8)
+
+    def allocate(self, size: int) -> Tensor:
+        """Return memory `u8[size]`, with any content; sizes are multiples of a cache line."""
+        if size >= HUGE_PAGES:
+            return allocate_bytes(size)
+        if size > len(self.rest):
+            self.rest = allocate_bytes(8 * HUGE_PAGES)
+        found, self.rest = self.rest[:size], self.rest[size:]
+        return found
+
+
 LOG = logging.getLogger(__name__)
 
 THREAD_WORK = 2**18

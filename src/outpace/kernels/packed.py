@@ -95,6 +95,12 @@ class PackedMatrix:
         return sum(outputs for _, outputs, _ in self.parts)
 
 
+def row_addresses(rows: NDArray[np.uint8]) -> RowAddresses:
+    """Return the address of each of some rows `u8[rows, ...]`."""
+    starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.strides[0])
+    return starts + np.uint64(rows.ctypes.data)
+
+
 @cache
 def find_packed_loop() -> Isa | None:
     """Return the instruction set of the fastest loop of this machine, if there is one."""
@@ -102,7 +108,10 @@ def find_packed_loop() -> Isa | None:
 
 
 def pack_matrix(
-    parts: Sequence[FormatRows], inputs: int, order: Tensor | None = None
+    parts: Sequence[FormatRows],
+    inputs: int,
+    order: Tensor | None = None,
+    allocate: Callable[[int], Tensor] = allocate_bytes,
 ) -> PackedMatrix | None:
     """Pack a matrix from rows of blocks; None if a scale is not finite.
 
@@ -110,6 +119,7 @@ def pack_matrix(
         parts: Outputs by format.
         inputs: Length of a row.
         order: Number of the input at each place of the rows `i64[inputs]`; None if in order.
+        allocate: Returns memory of a size.
 
     Raises:
         ValueError: If the inputs are not a multiple of a block.
@@ -123,7 +133,7 @@ def pack_matrix(
     *starts, size = accumulate(
         (-(-size // PART_ALIGNMENT) * PART_ALIGNMENT for size in sizes), initial=0
     )
-    tiles = allocate_bytes(size)
+    tiles = allocate(size)
     for part, start in zip(parts, starts, strict=True):
         rows, outputs = np.ascontiguousarray(part.addresses, np.uint64), len(part.addresses)
         place, work = tiles.data_ptr() + start, thread_count(outputs * inputs)
@@ -135,12 +145,8 @@ def pack_matrix(
 
 def dequantize_packed(matrix: PackedMatrix) -> Tensor:
     """Return the dequantized matrix `f32[out, in]`."""
-    return torch.cat(
-        [
-            unpack_part(matrix, part, torch.arange(outputs))
-            for part, (_, outputs, _) in enumerate(matrix.parts)
-        ]
-    )
+    counts = [outputs for _, outputs, _ in matrix.parts]
+    return torch.cat([unpack_part(matrix, n, torch.arange(each)) for n, each in enumerate(counts)])
 
 
 def unpack_rows(matrix: PackedMatrix, numbers: Tensor) -> Tensor:
@@ -304,11 +310,5 @@ def pack_blocks(parts: list[Tensor], name: str, order: Tensor | None = None) -> 
         order: Number of the input at each place, `i64[in]`; None if in order.
     """
     assert all(part.is_contiguous() for part in parts)
-    rows = [
-        FormatRows(
-            BLOCK_FORMATS[name],
-            part.data_ptr() + np.arange(len(part), dtype=np.uint64) * np.uint64(part[0].numel()),
-        )
-        for part in parts
-    ]
+    rows = [FormatRows(BLOCK_FORMATS[name], row_addresses(part.numpy())) for part in parts]
     return pack_matrix(rows, parts[0].shape[1] * PACKED_BLOCK, order)

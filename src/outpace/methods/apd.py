@@ -27,7 +27,6 @@ from outpace.decoding import (
 from outpace.decoding.draft_length import MAX_PACED_TOKENS, halving_values
 from outpace.decoding.sampling import GroupReader, NoisyChooser, Read, Readout, row_chooser
 from outpace.methods.method import (
-    Interval,
     Method,
     check_at_least_one,
     check_fraction,
@@ -56,19 +55,11 @@ class APD(Method):
     roles = {"verifier": CAUSAL_KINDS}
 
     verifier: Annotated[str, "name or folder of the verifier"]
-    ratio: Annotated[
-        float, Interval(0, 1), "R: weight of the target against the verifier, 0 to 1"
-    ] = 0.7
-    window: Annotated[
-        int | None,
-        Interval(2, 64, log=True),
-        "W: recompute the last group and window − 1 tokens before it",
-    ] = 16
-    lookahead: Annotated[
-        int | None,
-        Interval(4, 128, log=True),
-        "M: number of masks, and so the most tokens per forward",
-    ] = 100
+    ratio: Annotated[float, "R: weight of the target against the verifier, 0 to 1"] = 0.7
+    window: Annotated[int | None, "W: recompute the last group and window − 1 tokens before it"] = (
+        16
+    )
+    lookahead: Annotated[int | None, "M: number of masks, and so the most tokens per forward"] = 100
     coupling: Annotated[Coupling, "how the verifier's y is drawn"] = "gumbel"
     least: Annotated[
         int | None,

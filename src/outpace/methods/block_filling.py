@@ -13,14 +13,7 @@ from outpace.decoding import Forward, OptionError, Prediction, Read, Request
 from outpace.decoding.forward import FloatArray, IntArray
 from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
 from outpace.decoding.target import Rank, Target
-from outpace.methods.method import (
-    Interval,
-    Method,
-    OneOf,
-    check_at_least_one,
-    check_fraction,
-    check_not_negative,
-)
+from outpace.methods.method import Method, check_at_least_one, check_fraction, check_not_negative
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
@@ -38,19 +31,15 @@ class BlockFilling(Method):
     """
 
     threshold: Annotated[
-        float | None,
-        Interval(0.5, 1),
-        "holes of a higher confidence are filled; None: the number given by steps",
+        float | None, "holes of a higher confidence are filled; None: the number given by steps"
     ] = 0.9
     budget: Annotated[
         float | None, "instead of threshold, the entropy that the holes of a forward may share"
     ] = None
     steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
-    order: Annotated[
-        FillOrder,
-        OneOf(("confidence", "entropy", "margin")),
-        "ranking of holes where too few exceed the threshold",
-    ] = "confidence"
+    order: Annotated[FillOrder, "ranking of holes where too few exceed the threshold"] = (
+        "confidence"
+    )
     part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
         None
     )

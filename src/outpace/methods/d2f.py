@@ -35,14 +35,7 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.target import Rank, Target
 from outpace.methods.block_filling import block_length
-from outpace.methods.method import (
-    Interval,
-    Method,
-    OneOf,
-    check_at_least_one,
-    check_fraction,
-    decode_plain,
-)
+from outpace.methods.method import Method, check_at_least_one, check_fraction, decode_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +55,16 @@ class D2F(Method):
     default_sampling = {"temperature": 0.0, "top_p": 1.0}
 
     block: Annotated[
-        int | None,
-        OneOf((8, 16, 32)),
-        "slots of a block; those of a block diffusion model by default, or 16",
+        int | None, "slots of a block; those of a block diffusion model by default, or 16"
     ] = None
     add: Annotated[
-        float,
-        Interval(0.05, 1),
-        "share of the last block that is filled when the next one is appended",
+        float, "share of the last block that is filled when the next one is appended"
     ] = D2F_ADD
     activate: Annotated[
-        float,
-        Interval(0.5, 1),
-        "share of a block that is filled when the next one accepts a token in every forward",
+        float, "share of a block that is filled when the next one accepts a token in every forward"
     ] = D2F_ACTIVATE
     confidence: Annotated[
-        float,
-        Interval(0.5, 0.999),
-        "tokens of a higher probability are accepted; 1: one token per forward",
+        float, "tokens of a higher probability are accepted; 1: one token per forward"
     ] = D2F_CONFIDENCE
     order: Annotated[Rank, "ranking of tokens where none exceeds the threshold"] = "confidence"
     canvas: Annotated[bool, "fill everything that was appended, and whole blocks only"] = False

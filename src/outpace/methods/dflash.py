@@ -29,7 +29,6 @@ from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.method import (
     DraftLength,
-    Interval,
     Method,
     check_at_least_one,
     check_fraction,
@@ -76,9 +75,7 @@ class DFlash(Method):
         int | None, "the last token and the masks after it; the trained length by default"
     ] = None
     tokens: Annotated[
-        DraftLength,
-        Interval(1, 15),
-        "proposals that are verified: a number, or the measured optimum",
+        DraftLength, "proposals that are verified: a number, or the measured optimum"
     ] = "auto"
     confidence_threshold: Annotated[
         float,

@@ -36,7 +36,7 @@ from outpace.decoding.order import (
 from outpace.decoding.sampling import GroupReader, Readout, token_scores
 from outpace.decoding.sampling_params import MIN_TEMPERATURE
 from outpace.decoding.target import HoleOrder, Rank
-from outpace.methods.method import Method, OneOf, check_at_least_one, check_not_negative
+from outpace.methods.method import Method, check_at_least_one, check_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +124,9 @@ class Diffusion(Method):
 
     target_kinds = (Kind.DIFFUSION,)
 
-    order: Annotated[
-        HoleOrder | None, OneOf(("confidence", "entropy", "margin")), "which holes are filled next"
-    ] = None
-    steps: Annotated[
-        int | None, OneOf((16, 32, 64, 128)), "forwards in which all of max_tokens would be filled"
-    ] = None
-    block: Annotated[
-        int | None, OneOf((8, 16, 32)), "tokens that must all be filled before those after them"
-    ] = None
+    order: Annotated[HoleOrder | None, "which holes are filled next"] = None
+    steps: Annotated[int | None, "forwards in which all of max_tokens would be filled"] = None
+    block: Annotated[int | None, "tokens that must all be filled before those after them"] = None
     eps: Annotated[float | None, "last time of Dream's schedule; 0 for the even one of LLaDA"] = (
         None
     )

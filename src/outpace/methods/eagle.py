@@ -25,10 +25,10 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree
+from outpace.decoding.tree import DraftTree
 from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer, TreeShape
-from outpace.methods.method import Interval, Method, check_at_least_one
+from outpace.methods.method import Method, check_at_least_one
 
 TreeDrafting = Generator[Forward, Prediction, DraftTree]
 
@@ -52,18 +52,13 @@ class Eagle(Method):
     ] = "auto"
     width: Annotated[
         int | None,
-        Interval(1, 10),
         "nodes extended per level, and children of each; 1, a chain, for MTP heads, recurrent "
         "targets and other rules than match, else 10",
     ] = None
     depth: Annotated[
-        int | None,
-        Interval(1, 7),
-        "levels that are extended: depth + 1 tokens in a row; 2 for MTP heads, else 7",
+        int | None, "levels that are extended: depth + 1 tokens in a row; 2 for MTP heads, else 7"
     ] = None
-    nodes: Annotated[
-        int, Interval(2, MAX_TREE_SLOTS + 1), "rows that are verified, including the last token"
-    ] = 60
+    nodes: Annotated[int, "rows that are verified, including the last token"] = 60
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
 

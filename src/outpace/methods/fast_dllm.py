@@ -17,9 +17,7 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.target import Rank
 from outpace.methods.method import (
-    Interval,
     Method,
-    OneOf,
     check_at_least_one,
     check_not_negative,
     check_positive_fraction,
@@ -52,9 +50,7 @@ class FastDLLM(Method):
     target_kinds = (Kind.DIFFUSION,)
 
     threshold: Annotated[
-        float | None,
-        Interval(0.5, 1),
-        "holes whose confidence reaches it are filled; None: one hole per forward",
+        float | None, "holes whose confidence reaches it are filled; None: one hole per forward"
     ] = 0.9
     factor: Annotated[
         float | None,
@@ -67,12 +63,10 @@ class FastDLLM(Method):
     entropy_limit: Annotated[
         float | None, "instead of threshold, holes of a lower entropy are filled"
     ] = None
-    cache: Annotated[
-        CacheMode | None,
-        OneOf(("prefix", "dual")),
-        "prefix, dual, or None, which recomputes everything",
-    ] = "dual"
-    block: Annotated[int | None, OneOf((8, 16, 32)), "tokens of a block"] = None
+    cache: Annotated[CacheMode | None, "prefix, dual, or None, which recomputes everything"] = (
+        "dual"
+    )
+    block: Annotated[int | None, "tokens of a block"] = None
     canvas: Annotated[bool, "fill all holes"] = False
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import FULL, Decoding, Forward, Kind, OptionError, Request
-from outpace.methods.method import Interval, Method, check_at_least_one
+from outpace.methods.method import Method, check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +19,9 @@ class LeftToRight(Method):
 
     target_kinds = (Kind.DIFFUSION,)
 
-    tokens: Annotated[int, Interval(1, 8), "k, tokens accepted per forward"] = 1
-    window: Annotated[
-        int | None,
-        Interval(2, 64, log=True),
-        "recompute the last group and window − 1 tokens before it",
-    ] = None
-    lookahead: Annotated[
-        int | None, Interval(8, 128, log=True), "number of masks, at least tokens"
-    ] = None
+    tokens: Annotated[int, "k, tokens accepted per forward"] = 1
+    window: Annotated[int | None, "recompute the last group and window − 1 tokens before it"] = None
+    lookahead: Annotated[int | None, "number of masks, at least tokens"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,6 @@ from outpace.decoding.draft_length import halving_values
 from outpace.methods.copies import MAX_MATCH_TOKENS, CopyFinder, verify_chain
 from outpace.methods.method import (
     DraftLength,
-    Interval,
     Method,
     SharesText,
     check_at_least_one,
@@ -38,13 +37,9 @@ class Lookup(Method):
     """
 
     tokens: Annotated[
-        DraftLength,
-        Interval(1, MAX_COPY_TOKENS),
-        "most tokens copied at a time: a number, or the measured optimum, up to 24",
+        DraftLength, "most tokens copied at a time: a number, or the measured optimum, up to 24"
     ] = "auto"
-    match: Annotated[
-        int, Interval(1, 4), "tokens at the end of the text that must occur earlier too"
-    ] = 1
+    match: Annotated[int, "tokens at the end of the text that must occur earlier too"] = 1
 
     shared: Annotated[
         bool, SharesText(), "also copy from the answers of earlier requests, and keep this one"

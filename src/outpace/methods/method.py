@@ -152,22 +152,6 @@ class Method(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """Range in which a search varies an option, by factors where `log`; used as an annotation."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Values that a search tries for an option; used as an annotation."""
-
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SharesText:
     """Annotation of an option that shares text between requests, which only an operator sets."""
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.decoding import OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.method import Interval, OneOf, SharesText
+from outpace.methods.method import SharesText
 
 MethodSpec = Method | str | tuple[str, Mapping[str, Any]]
 """A method, its name or "auto", or its name and options."""
@@ -28,7 +28,6 @@ class Option:
         nullable: whether it may be None.
         default: default value; MISSING for a required option.
         meaning: one-line description, from the annotation of the field.
-        search: what a search tries; None for options that it does not vary.
         shares_text: whether it shares text between requests.
     """
 
@@ -38,7 +37,6 @@ class Option:
     nullable: bool
     default: Any
     meaning: str
-    search: Interval | OneOf | None = None
     shares_text: bool = False
 
     @property
@@ -122,6 +120,5 @@ def make_option(name: str, hint: Any, default: Any) -> Option:
         nullable=NoneType in types,
         default=default,
         meaning=next((mark for mark in marks if isinstance(mark, str)), ""),
-        search=next((mark for mark in marks if isinstance(mark, Interval | OneOf)), None),
         shares_text=any(isinstance(mark, SharesText) for mark in marks),
     )

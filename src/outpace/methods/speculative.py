@@ -20,7 +20,7 @@ from outpace.decoding import (
 )
 from outpace.decoding.draft_length import MAX_PACED_TOKENS
 from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption, verify_chain
-from outpace.methods.method import DraftLength, Interval, Method, check_length, decode_plain
+from outpace.methods.method import DraftLength, Method, check_length, decode_plain
 
 MAX_DRAFT_TOKENS = 8
 """Most tokens that "auto" drafts."""
@@ -41,9 +41,7 @@ class Speculative(Method):
 
     draft: Annotated[str, "name or folder of the draft"]
     tokens: Annotated[
-        DraftLength,
-        Interval(1, MAX_DRAFT_TOKENS),
-        "tokens drafted at a time: a number, or the measured optimum, up to 8",
+        DraftLength, "tokens drafted at a time: a number, or the measured optimum, up to 8"
     ] = "auto"
     verify: Annotated[Verify, "rule by which a draft is accepted"] = "match"
     lookup: LookupOption = False

@@ -24,9 +24,7 @@ from outpace.decoding.draft_length import halving_values
 from outpace.decoding.order import top_holes
 from outpace.decoding.target import Rank
 from outpace.methods.method import (
-    Interval,
     Method,
-    OneOf,
     check_at_least_one,
     check_least,
     check_not_negative,
@@ -49,15 +47,11 @@ class WeDLM(Method):
 
     target_kinds = (Kind.MASK_FILLING,)
 
-    window: Annotated[int, Interval(4, 32, log=True), "W: slots opened after the prefix"] = 16
+    window: Annotated[int, "W: slots opened after the prefix"] = 16
     entropy: Annotated[
-        float | None,
-        Interval(0.05, 1.5, log=True),
-        "τ: masks below it are filled; None fills one per forward, the lowest",
+        float | None, "τ: masks below it are filled; None fills one per forward, the lowest"
     ] = 0.4
-    penalty: Annotated[
-        float, Interval(0, 0.1), "λ: added for each slot of distance from the first mask"
-    ] = 0.02
+    penalty: Annotated[float, "λ: added for each slot of distance from the first mask"] = 0.02
     confidence: Annotated[
         float | None,
         "instead of entropy and penalty: fill the masks whose token has this probability",
@@ -65,9 +59,7 @@ class WeDLM(Method):
     block: Annotated[bool, "stop and wait: the next window opens once the last one is full"] = False
     clip: Annotated[bool, "open no slot after max_tokens"] = False
     eager: Annotated[bool, "emit a token once all before it are filled"] = True
-    verify: Annotated[
-        bool, OneOf((False, True)), "emit only what Autoregressive would generate"
-    ] = False
+    verify: Annotated[bool, "emit only what Autoregressive would generate"] = False
     least: Annotated[
         int | None, "with pace=auto, the smallest window, at 1 no masks; None: it is fixed"
     ] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from outpace.errors import OptionError
+from outpace.kernels.loader import Isa, has_isa
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,6 +27,11 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         message = f"no device {str(device)!r} here: {reason}; use cpu, or cuda if available"
         raise OptionError("device", device, f"device: {message}") from error
     return torch.device(device)
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Return whether a device has instructions for products in bfloat16."""
+    return device.type != "cpu" or has_isa(Isa.AVX512_BF16)
 
 
 def check_gpu(option: str, device: torch.device) -> None:

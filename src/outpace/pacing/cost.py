@@ -55,7 +55,6 @@ class PassCost:
     curve: tuple[Sequence[float], Sequence[float]] | None = None
 
     def record_pass(self, rows: int, seconds: float) -> None:
-        """Record the time of a pass."""
         key, self.curve = step_of(rows), None
         count, length, mean = self.means.get(key, (0, 0.0, inf))
         if count < MINIMUM_PASSES:
@@ -92,7 +91,6 @@ class PassCost:
         return shifted | measured
 
     def as_prior(self) -> PassCost:
-        """Return these measurements as the prior of another load."""
         return PassCost(prior={} if self.is_cold else self.curve_points)
 
     def reset_weight(self, rows: float) -> None:

@@ -108,7 +108,6 @@ class LoadState:
         return all(self.costs[role].covers(rows) for role, rows, _ in passes)
 
     def expected_seconds(self, passes: CyclePasses) -> float:
-        """Return the expected seconds of these passes."""
         return sum(times * self.costs[role].seconds_at(rows) for role, rows, times in passes)
 
     def least_seconds(self, passes: CyclePasses) -> float:

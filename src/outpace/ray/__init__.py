@@ -1,1 +1,1 @@
-"""Several replicas of a server or model on Ray."""
+"""Several replicas of a server on Ray."""

@@ -28,7 +28,8 @@ from outpace.server.http_error import HttpError
 from outpace.server.logs import start_log
 from outpace.server.request_handler import wait_for_disconnect
 from outpace.server.service import Service
-from outpace.server.settings import Config, Settings
+from outpace.server.settings import Config
+from outpace.server.start import Settings
 
 LOG = logging.getLogger("outpace.server")
 

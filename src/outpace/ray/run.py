@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from threading import Event
 from typing import Any
@@ -13,16 +15,11 @@ from ray import serve
 from ray.exceptions import RayError
 
 from outpace.errors import must
-from outpace.ray.cluster import (
-    ReplicaResources,
-    allocate_resources,
-    check_replica_count,
-    join_cluster,
-)
+from outpace.models.device import resolve_device
 from outpace.ray.replicas import application, concurrent_requests
 from outpace.server.logs import log_address, log_start
-from outpace.server.run import bind_socket
 from outpace.server.settings import Config
+from outpace.server.start import bind_socket
 
 LOG = logging.getLogger("outpace.server")
 
@@ -45,14 +42,17 @@ def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, sma
     settings = config.server
     check_deployment(config, replicas, max_replicas)
     stopped = Event()
-    log_start(settings.host, settings.port, len(config.models))
+    log_start(settings.host, settings.port)
     join_cluster()
     try:
-        devices = {entry.device for entry in config.models.values()}
-        resources = allocate_resources(max_replicas or replicas, devices, small=small)
+        gpus, cpus = share_resources(config, max_replicas or replicas, small=small)
         check_serve_not_running()
         serve.start(http_options={"host": settings.host, "port": settings.port})
-        deploy_replicas(config, resources, replicas, max_replicas)
+        options: dict[str, Any] = {
+            "threads": None if gpus else cpus,
+            "ray_actor_options": {"num_gpus": gpus, "num_cpus": cpus},
+        }
+        deploy_replicas(config, replicas, max_replicas, options)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         log_address(settings.host, settings.port)
@@ -69,7 +69,8 @@ def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, sma
 
 
 def check_deployment(config: Config, replicas: int, max_replicas: int | None) -> None:
-    check_replica_count(replicas)
+    if replicas < 1:
+        raise must("replicas", replicas, "be at least 1")
     if max_replicas is not None and max_replicas < replicas:
         raise must("max_replicas", max_replicas, f"be at least replicas={replicas}")
     if not config.server.port:
@@ -89,30 +90,48 @@ def check_serve_not_running() -> None:
     )
 
 
+def join_cluster() -> None:
+    """Join the cluster of `RAY_ADDRESS` or `ray start`, or start one on this machine.
+
+    Usage statistics are off for a cluster that is started here.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(include_dashboard=False, logging_level=logging.WARNING)
+
+
+def share_resources(config: Config, replicas: int, *, small: bool) -> tuple[int, int]:
+    """Return the GPUs and cores of a replica: a GPU, or cores; one core for `small` models.
+
+    Raises:
+        OptionError: If the cluster has too few resources.
+    """
+    resources = ray.cluster_resources()
+    devices = {entry.device for entry in config.models.values()}
+    on_gpu = any(resolve_device(device).type == "cuda" for device in devices)
+    available = int(resources.get("GPU" if on_gpu else "CPU", 0))
+    if replicas > available:
+        unit = "GPUs" if on_gpu else "cores"
+        raise must("replicas", replicas, f"be from 1 to {available}, the {unit} of the cluster")
+    return int(on_gpu), 1 if on_gpu or small else available // replicas
+
+
 def deploy_replicas(
-    config: Config, resources: ReplicaResources, replicas: int, max_replicas: int | None
+    config: Config, replicas: int, max_replicas: int | None, options: Mapping[str, Any]
 ) -> None:
     """Start the replicas.
 
     Raises:
         ValueError: If no replica can start, with the reason.
     """
-    options: dict[str, Any] = {"num_replicas": replicas}
+    count: dict[str, Any] = {"num_replicas": replicas}
     if max_replicas is not None:
-        scaling = {"min_replicas": replicas, "max_replicas": max_replicas}
-        options = {
-            "autoscaling_config": {
-                **scaling,
-                "target_ongoing_requests": concurrent_requests(config) / 2,
-            }
+        scaling = {
+            "min_replicas": replicas,
+            "max_replicas": max_replicas,
+            "target_ongoing_requests": concurrent_requests(config) / 2,
         }
-    server = application(
-        config,
-        threads=resources.threads,
-        ray_actor_options=resources.actor_options,
-        max_constructor_retry_count=MAX_START_ATTEMPTS,
-        **options,
-    )
+        count = {"autoscaling_config": scaling}
+    server = application(config, max_constructor_retry_count=MAX_START_ATTEMPTS, **count, **options)
     try:
         serve.run(server, name=APPLICATION_NAME, route_prefix="/")
     except (RuntimeError, RayError) as error:

@@ -27,7 +27,7 @@ from outpace.server.request_handler import RequestHandler
 from outpace.server.responses import ResponsesRequest, ResponsesTranslation
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
-from outpace.server.settings import Settings
+from outpace.server.start import Settings
 from outpace.server.writer import Translation
 from outpace.version import __version__
 
@@ -176,7 +176,8 @@ def add_response_routes(app: FastAPI, service: Service) -> None:
     async def responses(request: Request) -> Response:
         """Generate the next items of a conversation, as OpenAI's Responses API."""
         body = parse_request(ResponsesRequest, await request.body())
-        return await respond_translated(service, request, ResponsesTranslation(body))
+        translation = ResponsesTranslation(body, service.find_model(body.model))
+        return await respond_translated(service, request, translation)
 
     @app.post(
         MESSAGES_PATH,

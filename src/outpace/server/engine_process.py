@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ from outpace.errors import ContextError, OptionError
 from outpace.server.logs import LogFormat, start_log
 from outpace.server.models import ModelInfo, describe_models, load_all_models, load_text
 from outpace.server.settings import Entry
+from outpace.server.start import EngineHandle
 
 LENGTH_HEADER = Struct("!Q")
 """Length of each object, sent before it."""
@@ -189,16 +189,6 @@ MAX_MISSED_HEARTBEATS = 10
 EXIT_SECONDS = 1.0
 """Seconds in which an idle process stores its measurements and exits."""
 
-ENTRY_CODE = """
-import sys
-sys.path[:] = {path!r}
-from outpace.server.parent import exit_with_parent
-exit_with_parent()
-from outpace.server.engine_process import main
-main({number})
-"""
-"""Code that the process runs. It searches modules where this process does, and nowhere else."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadCommand:
@@ -225,30 +215,28 @@ class EngineProcess(EngineClient, asyncio.Protocol):
 
     CLOSED_MESSAGE = "the engine process was closed"
 
-    def __init__(self, command: LoadCommand) -> None:
+    def __init__(self, command: LoadCommand, handle: EngineHandle | None = None) -> None:
         super().__init__()
         self.latest_stats: Mapping[str, Stats] = {}
         self.silent_seconds = 0.0
         self.stats_received = asyncio.Event()
         self.inbox = FrameDecoder()
         self.transport: asyncio.Transport
-        self.socket, engine_socket = socket.socketpair()
-        with engine_socket:
-            self.process = start_process(engine_socket.fileno())
+        self.handle = EngineHandle() if handle is None else handle
+        self.process, self.socket = self.handle.process, self.handle.socket
         try:
             self.model_infos = self.load_models(command)
-            self.texts = {
-                name: load_text(entry, self.model_infos[name])
-                for name, entry in command.models.items()
-            }
+            for name, text in self.texts.items():
+                text.set_model(self.model_infos[name].config)
         except BaseException:
             self.close()
             raise
 
     def load_models(self, command: LoadCommand) -> Mapping[str, ModelInfo]:
-        """Send the command and wait until all models are loaded."""
+        """Send the command, and load the tokenizers while the process loads the models."""
         try:
             send_object(self.socket, command)
+            self.texts = {name: load_text(name, entry) for name, entry in command.models.items()}
             loaded = receive_object(self.socket)
         except ConnectionEndedError:
             raise ValueError(f"the models cannot be loaded: {self.exit_description()}") from None
@@ -339,26 +327,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             self.socket.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_SECONDS)
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.socket.close()
-
-
-def start_process(descriptor: int) -> subprocess.Popen[bytes]:
-    """Start a process that inherits one end of the connection.
-
-    Ctrl-C signals all processes of a terminal. The engine process ignores it, so that the server
-    can finish pending requests first.
-    """
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        code = ENTRY_CODE.format(path=sys.path, number=descriptor)
-        command = [sys.executable, "-c", code]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[descriptor])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+        self.handle.close()
 
 
 def main(descriptor: int) -> None:

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outpace.errors import OptionError
 from outpace.server.http_error import ClientDisconnectedError, HttpError
-from outpace.server.schema import MAX_BODY_BYTES, requirement
+from outpace.server.schema import MAX_BODY_BYTES
+from outpace.server.start import requirement
 
 UNSUPPORTED_FIELDS = {
     "not supported yet": (
@@ -174,6 +175,8 @@ class GuardMiddleware:
             return
         try:
             self.check_request(scope)
+            if scope["method"] == "HEAD":  # HTTP sends its answer without the body
+                scope = {**scope, "method": "GET"}
         except HttpError as fault:
             await fault.to_response()(scope, receive, send)
         else:

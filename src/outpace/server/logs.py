@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outpace.checkpoints.fill import report_load_progress
 from outpace.version import __version__
 
 LOG = logging.getLogger("outpace.server")
@@ -80,10 +79,9 @@ def server_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def log_start(host: str, port: int, models: int) -> None:
-    """Log the address and the number of models before they are loaded."""
-    count = "1 model" if models == 1 else f"{models} models"
-    LOG.info("outpace %s at %s: loading %s", __version__, server_url(host, port), count)
+def log_start(host: str, port: int) -> None:
+    """Log the address before the models are loaded."""
+    LOG.info("outpace %s at %s: loading the models", __version__, server_url(host, port))
 
 
 def log_address(host: str, port: int) -> None:
@@ -94,6 +92,8 @@ def log_address(host: str, port: int) -> None:
 @contextmanager
 def log_loading(name: str, place: str) -> Iterator[None]:
     """Log that a model is being loaded, with progress for large ones."""
+    from outpace.checkpoints.fill import report_load_progress  # imports PyTorch
+
     LOG.info("loading %s", name if name == place else f"{name} ({place})")
     last = time.monotonic()
 

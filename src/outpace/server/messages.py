@@ -25,12 +25,15 @@ from outpace.server.schema import (
     MethodExtension,
     Name,
     OpenModel,
+    OtherPart,
     ProviderTool,
     ShortText,
     StopString,
     StrictModel,
     TopK,
     Whole,
+    read_type,
+    result_part_tag,
 )
 from outpace.server.writer import (
     AnswerWriter,
@@ -71,25 +74,38 @@ class ToolUseBlock(OpenModel):
 Texts = BoundedText | Annotated[list[TextBlock], Field(max_length=1024)]
 
 
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("dict-text")] | Annotated[OtherPart, Tag("dict-other")],
+    Discriminator(result_part_tag),
+]
+
+
 class ToolResultBlock(OpenModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Texts | None = None
+    content: BoundedText | Annotated[list[ResultPart], Field(max_length=1024)] | None = None
+
+
+class MediaBlock(OtherPart):
+    """An image or a document that belongs to the result of a call in the same turn."""
+
+    type: Literal["image", "document"]
 
 
 def block_tag(block: object) -> str:
     """Return the tag of a block."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return f"dict-{kind}"
+    kind = read_type(block)
+    return "dict-media" if kind in ("image", "document") else f"dict-{kind}"
 
 
 ContentBlock = Annotated[
     Annotated[TextBlock, Tag("dict-text")]
     | Annotated[ThinkingBlock, Tag("dict-thinking")]
     | Annotated[ToolUseBlock, Tag("dict-tool_use")]
-    | Annotated[ToolResultBlock, Tag("dict-tool_result")],
+    | Annotated[ToolResultBlock, Tag("dict-tool_result")]
+    | Annotated[MediaBlock, Tag("dict-media")],
     Discriminator(
         block_tag,
         custom_error_type="block_type",
@@ -127,8 +143,7 @@ class MessagesTool(StrictModel):
 
 def tool_tag(tool: object) -> str:
     """Return the tag of a tool; clients define those without a type."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "dict-custom" if kind in (None, "custom") else "dict-provider"
+    return "dict-custom" if read_type(tool) in (None, "custom") else "dict-provider"
 
 
 AnyTool = Annotated[
@@ -173,12 +188,16 @@ class Metadata(StrictModel):
     user_id: ShortText | None = None
 
 
+MaxTokens = Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
+
+
 class CountTokensRequest(StrictModel):
     """A conversation whose tokens are counted, with any fields of its continuation."""
 
     model: Name
     messages: Annotated[list[TurnMessage], Field(fail_fast=True, min_length=1, max_length=1024)]
     system: Texts | None = None
+    max_tokens: MaxTokens | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -205,12 +224,17 @@ class CountTokensRequest(StrictModel):
         """Reject blocks that only the other role may have."""
         for number, message in enumerate(self.messages):
             blocks = () if isinstance(message.content, str) else message.content
+            has_result = any(isinstance(block, ToolResultBlock) for block in blocks)
             for place, block in enumerate(blocks):
                 role = ROLES_OF_BLOCKS.get(block.type, message.role)
                 if message.role != role:
                     param = f"messages.{number}.content.{place}"
                     problem = f"only messages of {role} may have a block of type {block.type}"
                     raise OptionError(param, block.type, f"{param}: {problem}")
+                if isinstance(block, MediaBlock) and not has_result:
+                    param = f"messages.{number}.content.{place}"
+                    problem = f"a block of type {block.type} must accompany the result of a call"
+                    raise OptionError(param, block.type, f"{param}: {problem}; omit it")
         return self
 
     def to_chat(self, text: TextCodec) -> ChatRequest:
@@ -228,7 +252,7 @@ class CountTokensRequest(StrictModel):
             effort = None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
         same = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
-        fields = {name: getattr(self, name, None) for name in same}
+        fields = {name: getattr(self, name) for name in same}
         if can_think and thinking.type == "disabled":
             effort = "none"
         return build_chat_request(
@@ -268,10 +292,10 @@ class CountTokensRequest(StrictModel):
 class MessagesRequest(CountTokensRequest):
     """A conversation to be continued with the next message."""
 
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
+    max_tokens: MaxTokens
 
 
-def join_texts(content: str | Sequence[TextBlock] | None) -> str:
+def join_texts(content: str | Sequence[TextBlock | OtherPart] | None) -> str:
     """Return the text of a content."""
     return content if isinstance(content, str) else "".join(block.text for block in content or ())
 
@@ -300,7 +324,7 @@ def other_turn(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
         if isinstance(block, ToolResultBlock):
             result = join_texts(block.content)
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
-    if texts := [block for block in blocks if isinstance(block, TextBlock)]:
+    if texts := [block for block in blocks if isinstance(block, TextBlock | MediaBlock)]:
         yield {"role": role, "content": join_texts(texts)}
 
 

@@ -269,11 +269,10 @@ def describe_model(name: str, entry: Entry) -> ModelInfo:
     )
 
 
-def load_text(entry: Entry, info: ModelInfo) -> TextCodec:
+def load_text(name: str, entry: Entry) -> TextCodec:
     """Return the tokenizer of a model, which tokenizes prompts in the server."""
-    text = TextCodec(info.path, load_tokenizer(entry.path))
-    text.set_model(info.config)
-    return text
+    with name_errors(name):
+        return TextCodec(model_title(entry.path, entry.adapter), load_tokenizer(entry.path))
 
 
 @contextmanager

@@ -273,6 +273,8 @@ class Reply:
             "seed": seed,
             **output.draft_figures,
         }
+        if output.format.calls is not None:
+            figure["tools"] = output.format.calls.name
         if output.holes is not None:
             figure["holes"] = list(output.holes)
         return figure | ({"steps": list(map(step_record, output.steps))} if trace else {})

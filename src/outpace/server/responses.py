@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from outpace.api.engine_client import PendingRequest
-from outpace.api.options import MAX_ANSWER_TOKENS
+from outpace.api.options import EFFORTS, MAX_ANSWER_TOKENS
 from outpace.api.output import Event, Output, count_reasoning_tokens
+from outpace.api.text import TextCodec
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
@@ -22,10 +23,13 @@ from outpace.server.schema import (
     MethodExtension,
     Name,
     OpenModel,
+    OtherPart,
     ProviderTool,
     ShortText,
     StrictModel,
     Whole,
+    read_type,
+    result_part_tag,
 )
 from outpace.server.writer import (
     AnswerWriter,
@@ -48,6 +52,10 @@ class InputText(OpenModel):
     text: BoundedText
 
 
+ResultPart = Annotated[
+    Annotated[InputText, Tag("dict-text")] | Annotated[OtherPart, Tag("dict-other")],
+    Discriminator(result_part_tag),
+]
 Texts = BoundedText | Annotated[list[InputText], Field(max_length=1024)]
 
 
@@ -73,7 +81,7 @@ class CallOutputItem(OpenModel):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: Texts
+    output: BoundedText | Annotated[list[ResultPart], Field(max_length=1024)]
 
 
 class ReasoningItem(OpenModel):
@@ -85,8 +93,8 @@ class ReasoningItem(OpenModel):
 
 def item_tag(item: object) -> str:
     """Return the tag of an input item; the type of a message may be omitted."""
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return f"dict-{kind}"
+    is_typed = not isinstance(item, dict) or "type" in item
+    return f"dict-{read_type(item) if is_typed else 'message'}"
 
 
 InputItem = Annotated[
@@ -119,8 +127,7 @@ class FunctionTool(StrictModel):
 
 def tool_tag(tool: object) -> str:
     """Return the tag of a tool."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "dict-function" if kind == "function" else "dict-provider"
+    return "dict-function" if read_type(tool) == "function" else "dict-provider"
 
 
 AnyTool = Annotated[
@@ -163,7 +170,7 @@ class TextOptions(StrictModel):
 class ReasoningOptions(StrictModel):
     """Options of the thoughts of an answer."""
 
-    effort: Name | None = None
+    effort: Literal[EFFORTS] | None = None
     summary: Name | None = None
 
 
@@ -214,9 +221,14 @@ class ResponsesRequest(StrictModel):
     max_tool_calls: None = None
     top_logprobs: Literal[0] | None = None
 
-    def to_chat(self) -> ChatRequest:
-        """Return the request as a chat; raises `HttpError` for an invalid conversation."""
-        reasoning = self.reasoning or ReasoningOptions()
+    def to_chat(self, text: TextCodec) -> ChatRequest:
+        """Return the request as a chat for a model; raises `HttpError` if it is invalid.
+
+        An effort has no effect on templates without a variable for it: clients send it to all
+        models.
+        """
+        has_effort = {"reasoning_effort", "enable_thinking"} & {*text.template_variables}
+        effort = self.reasoning.effort if self.reasoning is not None and has_effort else None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
         same = ("model", "temperature", "top_p", "stream", "seed", "parallel_tool_calls")
         fields = {name: getattr(self, name) for name in same}
@@ -228,7 +240,7 @@ class ResponsesRequest(StrictModel):
                 "tools": [*map(declare_tool, self.functions)],
                 "tool_choice": self.chat_tool_choice(),
                 "response_format": self.response_format(),
-                "reasoning_effort": reasoning.effort,
+                "reasoning_effort": effort,
                 "max_reasoning_tokens": self.max_reasoning_tokens,
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "outpace": extension,
@@ -302,7 +314,7 @@ def starts_turn(turn: dict[str, Any], item: object) -> bool:
     return True
 
 
-def join_texts(content: str | Sequence[InputText] | None) -> str:
+def join_texts(content: str | Sequence[InputText | OtherPart] | None) -> str:
     """Return the text of a content."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
@@ -335,10 +347,10 @@ class ResponsesTranslation(Translation):
         r"tool_choice\.function": "tool_choice",
     }
 
-    def __init__(self, original: ResponsesRequest) -> None:
+    def __init__(self, original: ResponsesRequest, model: HostedModel) -> None:
         self.original = original
         with self.rename_faults():
-            self.request = original.to_chat()
+            self.request = original.to_chat(model.text)
 
     def open_writer(self, model: HostedModel, number: int) -> AnswerWriter:
         """Return the writer of the answer."""

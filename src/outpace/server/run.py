@@ -19,12 +19,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from outpace.errors import OptionError
 from outpace.server.app import build_server_app
 from outpace.server.http_error import HttpError
 from outpace.server.logs import log_address
 from outpace.server.service import Service
-from outpace.server.settings import Settings
 
 MAX_HEADER_BYTES = 64 * 2**10
 """Maximum size of request line and headers, including trailers of a chunked body."""
@@ -258,24 +256,6 @@ class UvicornServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             log_address(*listener.getsockname()[:2])
-
-
-def bind_socket(settings: Settings) -> socket.socket:
-    """Return a socket bound to the configured address.
-
-    Raises:
-        OptionError: If the address is not available.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        message = f"port: cannot listen on {settings.host}:{settings.port}: {error}"
-        raise OptionError("port", settings.port, message) from error
-    return listener
 
 
 class ServerRun:

@@ -60,6 +60,30 @@ class ProviderTool(OpenModel):
     type: Name
 
 
+def read_type(value: object) -> Any:
+    """Return the field `type` of an object or a model; None without one."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+class OtherPart(OpenModel):
+    """Part of a tool's result that is no text, such as an image; a note replaces it."""
+
+    type: Name
+    tool_name: Name | None = None
+    """The tool that a search for tools has found."""
+
+    @property
+    def text(self) -> str:
+        """The note."""
+        return self.tool_name or f"[{self.type}: left out, since the model reads only text]"
+
+
+def result_part_tag(part: object) -> str:
+    """Return the tag of a part of a tool's result."""
+    kind = read_type(part)
+    return "dict-other" if isinstance(kind, str) and not kind.endswith("text") else "dict-text"
+
+
 def convert_whole_number(value: object) -> object:
     """Return an integral float as an integer, since JSON does not distinguish them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -74,11 +98,6 @@ MAX_TOP_K = 2**31 - 1
 def disable_top_k(value: object) -> object:
     """Return the `top_k` that excludes no token for 0 and -1, by which other servers disable it."""
     return MAX_TOP_K if value in (0, -1) and not isinstance(value, bool) else value
-
-
-def requirement(message: str) -> str:
-    """Return pydantic's message about a value, worded as a requirement."""
-    return re.sub("(Input|String) should", "must", message)
 
 
 def bounded_type(option: DeclaredOption) -> Any:

@@ -22,7 +22,8 @@ from outpace.server.models import (
     load_all_models,
     load_text,
 )
-from outpace.server.settings import Config, Settings
+from outpace.server.settings import Config
+from outpace.server.start import EngineHandle, Settings
 
 
 class AbortableRequest(Protocol):
@@ -62,17 +63,21 @@ class Service:
             if isinstance(model, LLM):
                 texts[name] = model.text
             else:
-                texts[name] = load_text(config.models[name], infos[name])
+                texts[name] = load_text(name, config.models[name])
+                texts[name].set_model(infos[name].config)
         return cls.from_client(config, client, infos, texts)
 
     @classmethod
-    def start_engine_process(cls, config: Config, *, small: bool) -> Self:
+    def start_engine_process(
+        cls, config: Config, handle: EngineHandle | None = None, *, small: bool
+    ) -> Self:
         """Load all models but lazy ones in a separate process and return their server.
 
         HTTP then does not slow the engine down.
 
         Args:
             config: The configuration of the server.
+            handle: The process, if it is started already.
             small: Whether one thread decodes, which is fastest for small models.
 
         Raises:
@@ -84,7 +89,7 @@ class Service:
             verbose=config.server.verbose,
             log_format=config.server.log_format,
         )
-        client = EngineProcess(command)
+        client = EngineProcess(command, handle)
         return cls.from_client(config, client, client.model_infos, client.texts)
 
     @classmethod
@@ -99,6 +104,8 @@ class Service:
         models: dict[str, HostedModel] = {}
         for name, entry in config.models.items():
             max_pending = entry.max_sequences + config.server.max_waiting
+            if (template := texts[name].chat_template) is not None:
+                template.needs_description = entry.tools == "template"
             engine = ModelClient(client, name, texts[name], max_pending)
             model = HostedModel(
                 name=name, entry=entry, engine=engine, text=texts[name], **vars(model_infos[name])

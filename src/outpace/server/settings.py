@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import os
-import reprlib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    create_model,
-)
+from pydantic import AfterValidator, Field, PlainValidator, create_model
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
 from outpace.api.options import Info, list_options
@@ -26,11 +16,11 @@ from outpace.checkpoints.load import head_name, target_config
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import accepts_head
 from outpace.engine.pairing import further_models as models_of
-from outpace.errors import OptionError, prefix_error
+from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
 from outpace.models.config import ModelConfig
-from outpace.server.logs import LogFormat
-from outpace.server.schema import bounded_type, requirement
+from outpace.server.schema import bounded_type
+from outpace.server.start import FrozenModel, Settings, parse_section, read_table
 
 
 @dataclass(kw_only=True)
@@ -54,6 +44,15 @@ class ServeOptions:
             usual="10m",
         ),
     ] = None
+    tools: Annotated[
+        Literal["any", "template"],
+        Info(
+            "Models that take tools: any, or those with a template that describes them.",
+            "serving",
+            typed=str,
+            shows=True,
+        ),
+    ] = "any"
 
 
 SERVE_OPTIONS = list_options(ServeOptions)
@@ -96,16 +95,6 @@ def name_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
     return models | named_paths
 
 
-Seconds = Annotated[float, Field(gt=0, le=86400)]
-
-ERROR_MESSAGES = {
-    "extra_forbidden": "is unknown",
-    "missing": "is missing",
-    "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-}
-
-
 def validate_option_value(option: object) -> object:
     """Return a value that an option may have."""
     if isinstance(option, str | int | float):
@@ -130,82 +119,6 @@ def resolve_path(model: str) -> str:
 ModelPath = Annotated[str, AfterValidator(resolve_path)]
 OptionValue = Annotated[str | int | float | bool, PlainValidator(validate_option_value)]
 OptionLimit = Annotated[list[float] | list[str], PlainValidator(validate_option_limit)]
-
-LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
-"""Host names of this machine."""
-
-
-class FrozenModel(BaseModel):
-    """Immutable model with exact types and no unknown keys."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Settings(FrozenModel):
-    """Settings of the server as a whole.
-
-    Attributes:
-        host: Address to listen on.
-        port: Port to listen on.
-        api_key: Bearer token that clients must send; None accepts everyone.
-        api_key_file: File that contains the key.
-        insecure: Whether to listen on other addresses than loopback without a key.
-        max_waiting: Maximum number of waiting requests per model, in addition to running ones.
-        read_seconds: Time limit for a client to send its headers, to send its body, and to read
-            what is written to it.
-        drain_seconds: Time limit for pending requests after a signal to stop.
-        step_seconds: Maximum duration of an engine step; a longer one ends the process.
-        verbose: Whether to log also requests, and what was selected for this processor.
-        log_format: Format of the log, `text` or `json`; the latter includes requests.
-    """
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    api_key: Annotated[str, Field(min_length=1)] | None = None
-    api_key_file: str | None = None
-    insecure: bool = False
-    max_waiting: Annotated[int, Field(ge=0)] = 256
-    read_seconds: Seconds = 30.0
-    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
-    verbose: bool = False
-    log_format: LogFormat = "text"
-
-    def read_key(self) -> bytes | None:
-        """Return the API key, or None.
-
-        Raises:
-            ValueError: If the key file cannot be read or is empty.
-        """
-        if self.api_key is not None and self.api_key_file is not None:
-            raise OptionError("api_key", None, "api_key: cannot be combined with api_key_file")
-        if self.api_key_file is None:
-            return None if self.api_key is None else self.api_key.encode()
-        try:
-            key = Path(self.api_key_file).read_bytes().strip()
-        except (OSError, ValueError) as error:
-            message = f"api_key_file cannot be read: {error}"
-            raise OptionError("api_key_file", self.api_key_file, message) from error
-        if not key:
-            message = f"api_key_file: {self.api_key_file} is empty"
-            raise OptionError("api_key_file", self.api_key_file, message)
-        return key
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine, including pages open in its browsers, reaches the server."""
-        return self.host in LOOPBACK_HOSTS
-
-    def check_access(self) -> None:
-        """Raise `ValueError` for an invalid key, or for public access without a key."""
-        if not (self.read_key() or self.is_local or self.insecure):
-            raise OptionError(
-                "host",
-                self.host,
-                f"host {self.host!r} is reachable from other machines: set an API key "
-                "(--api-key-file), or --insecure to accept everyone",
-            )
-
 
 if TYPE_CHECKING:
 
@@ -282,44 +195,9 @@ class Config(FrozenModel):
                     raise OptionError("adapters", adapter, message)
 
 
-ConfigSection = TypeVar("ConfigSection", bound=FrozenModel)
-
-
-def parse_section(
-    kind: type[ConfigSection], values: Mapping[str, Any], where: str
-) -> ConfigSection:
-    """Return a section from plain values; `OptionError` for an unknown key or invalid value."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise prefix_error(where, first_validation_error(error)) from None
-
-
-def first_validation_error(error: ValidationError) -> OptionError:
-    """Return an error for the first unknown or invalid key; API keys are not quoted."""
-    errors = error.errors(include_url=False)
-    first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
-    place = ".".join(map(str, first["loc"]))
-    if first["type"] in ERROR_MESSAGES:
-        return OptionError(place, None, f"{place} {ERROR_MESSAGES[first['type']]}")
-    cause = first.get("ctx", {}).get("error")
-    problem = requirement(first["msg"]) if cause is None else cause
-    if place.endswith("api_key"):
-        return OptionError(place, None, f"{place} {problem}")
-    value = first["input"]
-    return OptionError(place, value, f"{place} {problem}, got {reprlib.repr(value)}")
-
-
 def read_config(path: Path) -> Config:
     """Return the configuration of a TOML file; `ValueError` for an invalid one."""
-    if not path.is_file():
-        message = f"config: no file at {str(path)!r}; set it to a TOML file"
-        raise OptionError("config", path, message)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    return parse_section(Config, table, str(path))
+    return parse_section(Config, read_table(path), str(path))
 
 
 ZOO_CACHE_GIB = 0.25

@@ -497,7 +497,6 @@ def marked_tokens(
 
 
 def single_token_id(tokenizer: Tokenizer, text: str) -> int:
-    """Return the id of the single token that a string encodes to."""
     ids = tokenizer(text, add_special_tokens=False).input_ids
     if len(ids) != 1:
         raise ValueError(

@@ -43,7 +43,6 @@ class ExportDecoder:
     base: str | None = None
 
     def method_options(self, export: str) -> dict[str, Any]:
-        """Return name and options of the method, including the draft."""
         return {**self.method, **({"draft": export} if self.target else {})}
 
     def load_llm(self, export: Path, device: torch.device) -> LLM:

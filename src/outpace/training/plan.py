@@ -96,7 +96,6 @@ class Plan:
 
     @property
     def checkpoint(self) -> float:
-        """Bytes of a checkpoint."""
         return (self.weights + self.optimizer) * (self.processes if self.train.shard else 1)
 
     @property

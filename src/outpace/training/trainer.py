@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import load_model, resolve_checkpoint, save_model, tokenizer_folder
+from outpace.checkpoints.load import load_model, save_model, tokenizer_folder, write_tokenizer
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report, trackers, weights
@@ -121,17 +120,6 @@ class Prefetcher:
         self.pool.shutdown(cancel_futures=True)
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-
 BEST_FOLDER = "best"
 """Subfolder of a run for the export with the best held-out figure."""
 
@@ -175,9 +163,7 @@ class Trainer:
         self.loop, self.optim = apply_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("tokenizer is required for a model in memory; give its folder")
-        # Exports of drafts have no tokenizer, so that of a GGUF file serves, which has no folder.
-        find_tokenizer = resolve_checkpoint if isinstance(model, Draft) else tokenizer_folder
-        self.tokenizer = find_tokenizer(str(model) if tokenizer is None else tokenizer)
+        self.tokenizer = tokenizer_folder(str(model) if tokenizer is None else tokenizer)
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model, plain=True) if isinstance(model, str) else model
         others = check_reference_models(objective, self.model, others or {})
@@ -334,9 +320,8 @@ class Trainer:
             else:
                 config = self.adapter.adapter_config(self.model, self.settings["model"].get("init"))
                 save_adapter(folder, lora.collect_updates(self.model, tensors), config)
-            for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
-                if (self.tokenizer / name).is_file():
-                    shutil.copyfile(self.tokenizer / name, folder / name)
+            if isinstance(self.model, Transformer):
+                write_tokenizer(self.tokenizer, folder)
 
     def export_summary(self, folder: Path) -> str:
         """Return where an export is stored, and the command that decodes with it."""

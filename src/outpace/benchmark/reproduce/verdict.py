@@ -35,7 +35,6 @@ class Verdict:
     paper: str = ""
 
     def to_record(self) -> dict[str, str | bool]:
-        """Return the fields of a claim in a file of results."""
         return {"says": self.claim, "holds": self.holds, "told": self.finding, "paper": self.paper}
 
 

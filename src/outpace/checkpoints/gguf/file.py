@@ -28,6 +28,7 @@ from outpace.kernels.packed import (
     dequantize_packed,
     find_packed_loop,
     pack_matrix,
+    row_addresses,
 )
 
 GGUF_MAGIC, GGUF_VERSIONS = b"GGUF", (2, 3)
@@ -376,8 +377,7 @@ def dequantize_rows(kind: int, rows: NDArray[np.uint8], width: int) -> Tensor | 
     """
     if not find_packed_loop() or kind not in INPUT_MULTIPLES:
         return None
-    starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.strides[0])
-    matrix = pack_matrix([FormatRows(kind, starts + np.uint64(rows.ctypes.data))], width)
+    matrix = pack_matrix([FormatRows(kind, row_addresses(rows))], width)
     return None if matrix is None else dequantize_packed(matrix)
 
 

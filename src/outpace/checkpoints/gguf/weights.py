@@ -18,12 +18,14 @@ from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predictin
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
 from outpace.checkpoints.stacks import StackEntry, stored_name
 from outpace.checkpoints.weights import CheckpointWeights, TensorIndex, TensorPart
+from outpace.kernels.loader import SharedPages
 from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,
     PackedMatrix,
     RowAddresses,
     pack_matrix,
+    row_addresses,
 )
 from outpace.models.config import ModelConfig
 from outpace.models.int8 import quantize_weight
@@ -40,6 +42,7 @@ class GGUFWeights(CheckpointWeights):
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
         self.unpacked: dict[str, list[str]] = {}
+        self.memory = SharedPages()
         self.family = FAMILIES[config.family]
         self.format = gguf_format(self.family)
 
@@ -172,33 +175,26 @@ class GGUFWeights(CheckpointWeights):
         inputs = pieces[0].shape[-1]
         groups = [self.find_entries(piece.source, piece.shape) for piece in pieces]
         kinds = [{self.file.tensors[name].kind.value for name, _ in group} for group in groups]
-        if any(len(group) > 1 for group in kinds):
-            return None
-        formats = [next(iter(group)) for group in kinds]
-        if any(kind not in INPUT_MULTIPLES or inputs % INPUT_MULTIPLES[kind] for kind in formats):
+        formats = [kind for group in kinds for kind in group]
+        unfit = any(inputs % INPUT_MULTIPLES.get(kind, inputs + 1) for kind in formats)
+        if unfit or len(formats) > len(pieces):
             return None
         contents = [[self.file.map_rows(*entry) for entry in group] for group in groups]
         parts = [
-            FormatRows(kind, self.row_addresses(piece.source, content))
+            FormatRows(kind, self.order_addresses(piece.source, content))
             for piece, kind, content in zip(pieces, formats, contents, strict=True)
         ]
         columns = self.column_order(pieces[0].source, inputs)
         order = None if columns is None else columns.argsort()
-        if (matrix := pack_matrix(parts, inputs, order)) is not None:
+        if (matrix := pack_matrix(parts, inputs, order, self.memory.allocate)) is not None:
             return matrix
-        for piece, part in zip(pieces, parts, strict=True):
-            if pack_matrix([part], inputs) is None:
-                raise not_finite_error(self.folder, piece.source, torch.float32)
-        raise AssertionError("a matrix is not finite, and each of its parts is")
+        pairs = zip(pieces, parts, strict=True)
+        bad = next(piece for piece, part in pairs if pack_matrix([part], inputs) is None)
+        raise not_finite_error(self.folder, bad.source, torch.float32)
 
-    def row_addresses(self, name: str, contents: Sequence[NDArray[np.uint8]]) -> RowAddresses:
+    def order_addresses(self, name: str, contents: Sequence[NDArray[np.uint8]]) -> RowAddresses:
         """Return the addresses of the rows `u8[rows, bytes]` of a tensor, in the model's order."""
-        starts = [
-            np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.strides[0])
-            + np.uint64(rows.ctypes.data)
-            for rows in contents
-        ]
-        addresses = np.concatenate(starts)
+        addresses = np.concatenate([*map(row_addresses, contents)])
         return addresses[self.reorder_rows(name, torch.arange(len(addresses))).numpy()]
 
     def find_entries(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, int | None]]:

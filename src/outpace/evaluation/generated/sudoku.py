@@ -47,7 +47,6 @@ def draw_sheet(split: str, rng: Random) -> Problem:
 
 
 def sheet_text(question: str) -> str:
-    """Return the sheet of a question."""
     return question.removeprefix(QUESTION_PREFIX)
 
 

@@ -1,9 +1,12 @@
-"""The zoo's small vocabulary: byte-level BPE trained on stories, split as Qwen2 does."""
+"""Train the zoo's small vocabulary: byte-level BPE on stories, split as Qwen2 does.
+
+python benchmarks/vocabulary.py FOLDER
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -81,7 +84,11 @@ def story_texts(count: int = 20_000) -> Iterator[str]:
         yield draw_drill(rng)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the tokenizer")
+    save_tokenizer(build_tokenizer(story_texts()), parser.parse_args().folder)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m outpace.evaluation.generated.vocabulary OUT_FOLDER")
-    save_tokenizer(build_tokenizer(story_texts()), Path(sys.argv[1]))
+    main()

@@ -1,0 +1,186 @@
+"""The commands `train` and `train draft`, which makes a draft for a model from prompts alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from typer import Argument, Option, Typer
+from typer.core import TyperGroup
+
+from outpace.api.options import Options, check_options
+from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.cli.data import answer_prompts, print_card
+from outpace.cli.draw import console, report_table
+from outpace.cli.flags import LOAD_FLAGS, BatchFlag, ModelArgument, TemplateFlag, parse_variable
+from outpace.cli.measure import run_evaluation, write_report
+from outpace.cli.quantize import quantize
+from outpace.cli.terminal import exit_on_sigterm
+from outpace.cli.training import require_train_extra, run_training, train_command
+from outpace.evaluation.data_set import CARD_FILE, PromptSet, read_prompt_set
+from outpace.evaluation.protocol import Question
+from outpace.methods import Autoregressive, DFlash, Method
+
+TRIAL_PROMPTS, TRIAL_STEPS = 16, 4
+"""Prompts and steps from which durations are estimated."""
+
+MEASURED_PROMPTS = 16
+"""Maximum number of held-out prompts that measure a draft."""
+
+
+class TrainGroup(TyperGroup):
+    """The commands of `train`, of which `recipe` needs no name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments, after inserting the name of the command that they are for."""
+        is_named = args[:1] and args[0] in (*self.commands, *ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else ["recipe", *args])
+
+
+def train_group() -> Typer:
+    """Train with a recipe, or make a draft for a model: `train RECIPE`, `train draft TARGET`."""
+    app = Typer(cls=TrainGroup, add_completion=False)
+    app.callback()(lambda: None)
+    app.command("recipe")(train_command)
+    app.command("draft")(train_draft)
+    return app
+
+
+def train_draft(
+    target: ModelArgument,
+    overrides: Annotated[
+        list[str] | None, Argument(help="Overrides key=value of the recipe, with dotted keys.")
+    ] = None,
+    *,
+    data: Annotated[
+        list[Path],
+        Option(help="File of prompts: JSON lines, or .txt with one per line; may be repeated."),
+    ],
+    output: Annotated[Path, Option(help="Folder of answers, run and draft.")],
+    held_out: Annotated[float, Option(help="Share of prompts that are held out.")] = 0.02,
+    exclude: Annotated[
+        list[Path] | None,
+        Option(help="File that no prompt may share ten words with; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[int, Option(help="Maximum number of tokens of an answer.")] = 256,
+    batch: BatchFlag = 32,
+    template: TemplateFlag = None,
+) -> None:
+    """Make a DFlash draft for a model: its answers to prompts, training, 8 bits, measurement.
+
+    First prints the expected durations. The folder then has the answers (data), recipe.toml, the
+    run, the draft, and its speed beside plain decoding (draft.json). An interrupted run continues
+    when the same command is repeated.
+    """
+    prompts = read_prompt_set(data, held_out=held_out, exclude=exclude or ())
+    if not prompts.held_out:
+        raise ValueError(
+            f"data: none of {len(prompts.training)} prompts is held out; give more prompts, or a "
+            "larger --held-out"
+        )
+    options = Options(max_tokens=max_tokens, temperature=0.0)
+    options["template"] = dict(map(parse_variable, template or ()))
+    check_options(options)
+    with require_train_extra():
+        import accelerate  # noqa: F401
+    answer_for_draft(target, prompts, output, overrides or (), batch, options)
+    recipe, best, draft = output / "recipe.toml", output / "run" / "best", output / "draft"
+    if not recipe.exists():
+        write_draft_recipe(target, output, recipe, options)
+    run_training(str(recipe), overrides or ())
+    if draft.exists() and draft.stat().st_mtime < best.stat().st_mtime:
+        shutil.rmtree(draft)  # of an earlier, shorter run
+    if not draft.exists():
+        quantize(str(best), draft, target)
+    measure_draft(target, draft, prompts, options)
+
+
+def answer_for_draft(
+    target: str,
+    prompts: PromptSet,
+    folder: Path,
+    overrides: Sequence[str],
+    batch: int,
+    options: Options,
+) -> None:
+    """Let a target answer prompts, after a trial that estimates the durations."""
+    data = folder / "data"
+    with exit_on_sigterm():
+        llm = LOAD_FLAGS.open_model(target, Autoregressive())
+        fingerprint = Fingerprint.of(target, llm.text.tokenizer, options["template"])
+        if not (data / CARD_FILE).exists():
+            first = dict(islice(prompts.training.items(), TRIAL_PROMPTS))
+            trial, start = replace(prompts, training=first), time.perf_counter()
+            card = answer_prompts(llm, fingerprint, trial, data, batch=batch, **options)
+            seconds = time.perf_counter() - start
+            done = sum(counts["answers"] for counts in card["files"].values())
+            answering = seconds * (len(prompts.training) - len(first)) / max(done, 1)
+            training = time_steps(target, folder, overrides, options) * len(prompts.training)
+            console.print(
+                f"{target}: {len(prompts.training)} prompts; about {format_hours(answering)} for "
+                f"their answers and at most {format_hours(training)} for training",
+                soft_wrap=True,
+            )
+        card = answer_prompts(llm, fingerprint, prompts, data, batch=batch, **options)
+    print_card(card, data)
+
+
+def time_steps(target: str, folder: Path, overrides: Sequence[str], options: Options) -> float:
+    """Return the seconds per prompt of a run, by a few steps on the answers that are there."""
+    from outpace.training.recipe import load_recipe
+    from outpace.training.report import METRICS_FILE
+
+    with TemporaryDirectory(prefix="trial-", dir=folder) as trial:
+        path, out = Path(trial, "recipe.toml"), Path(trial, "run")
+        write_draft_recipe(target, folder, path, options)
+        recipe = load_recipe(path, overrides)
+        short = replace(
+            recipe,
+            train=replace(recipe.train, epochs=None, steps=TRIAL_STEPS, log_every=1),
+            data=replace(recipe.data, features=None),
+            held_out=None,
+            out=str(out),
+        )
+        trainer = short.build_trainer()
+        trainer.fit()
+        trainer.close()
+        lines = (out / METRICS_FILE).read_text("utf-8").splitlines()
+    first, *_, last = (json.loads(line)["seconds"] for line in lines)
+    epochs = recipe.train.epochs or 1
+    return epochs * (last - first) / (TRIAL_STEPS - 1) / recipe.train.batch
+
+
+def write_draft_recipe(target: str, folder: Path, path: Path, options: Options) -> None:
+    """Write the recipe of a draft for the answers in a folder."""
+    from outpace.training.draft_recipe import draft_recipe, write_recipe
+
+    sections = draft_recipe(target, folder / "data", folder / "run", options["template"])
+    path.write_text(write_recipe(sections), "utf-8")
+
+
+def format_hours(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def measure_draft(target: str, draft: Path, prompts: PromptSet, options: Options) -> None:
+    """Answer held-out prompts plainly and with a draft; print and write the figures of both."""
+    chosen = islice(prompts.held_out.values(), MEASURED_PROMPTS)
+    questions = [Question(prompt, None, "none") for prompt in chosen]
+    llm = LOAD_FLAGS.open_model(target, Autoregressive(), prefix_cache=False)
+    methods: dict[str, Method] = {"autoregressive": Autoregressive()}
+    methods["dflash"] = DFlash(draft=str(draft))
+    reports = []
+    for name, method in methods.items():
+        llm.pair(method)
+        request = options | Options(method=method)
+        reports.append((name, run_evaluation(llm, questions, {"task": name}, 1, request)))
+    console.print(report_table(reports, scored=False))
+    write_report(draft.with_suffix(".json"), [report for _, report in reports])

@@ -1,0 +1,212 @@
+"""Start of a server: settings, address and engine process. Imports only what loads fast."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outpace.errors import OptionError, prefix_error
+from outpace.server.logs import LogFormat, log_start, start_log
+
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+ERROR_MESSAGES = {
+    "extra_forbidden": "is unknown",
+    "missing": "is missing",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+}
+
+
+class FrozenModel(BaseModel):
+    """Immutable model with exact types and no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Settings(FrozenModel):
+    """Settings of the server as a whole.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on.
+        api_key: Bearer token that clients must send; None accepts everyone.
+        api_key_file: File that contains the key.
+        insecure: Whether to listen on other addresses than loopback without a key.
+        max_waiting: Maximum number of waiting requests per model, in addition to running ones.
+        read_seconds: Time limit for a client to send its headers, to send its body, and to read
+            what is written to it.
+        drain_seconds: Time limit for pending requests after a signal to stop.
+        step_seconds: Maximum duration of an engine step; a longer one ends the process.
+        verbose: Whether to log also requests, and what was selected for this processor.
+        log_format: Format of the log, `text` or `json`; the latter includes requests.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_key: Annotated[str, Field(min_length=1)] | None = None
+    api_key_file: str | None = None
+    insecure: bool = False
+    max_waiting: Annotated[int, Field(ge=0)] = 256
+    read_seconds: Seconds = 30.0
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
+    verbose: bool = False
+    log_format: LogFormat = "text"
+
+    def read_key(self) -> bytes | None:
+        """Return the API key, or None.
+
+        Raises:
+            ValueError: If the key file cannot be read or is empty.
+        """
+        if self.api_key is not None and self.api_key_file is not None:
+            raise OptionError("api_key", None, "api_key: cannot be combined with api_key_file")
+        if self.api_key_file is None:
+            return None if self.api_key is None else self.api_key.encode()
+        try:
+            key = Path(self.api_key_file).read_bytes().strip()
+        except (OSError, ValueError) as error:
+            message = f"api_key_file cannot be read: {error}"
+            raise OptionError("api_key_file", self.api_key_file, message) from error
+        if not key:
+            message = f"api_key_file: {self.api_key_file} is empty"
+            raise OptionError("api_key_file", self.api_key_file, message)
+        return key
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine, including pages open in its browsers, reaches the server."""
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+    def check_access(self) -> None:
+        """Raise `ValueError` for an invalid key, or for public access without a key."""
+        if not (self.read_key() or self.is_local or self.insecure):
+            raise OptionError(
+                "host",
+                self.host,
+                f"host {self.host!r} is reachable from other machines: set an API key "
+                "(--api-key-file), or --insecure to accept everyone",
+            )
+
+
+def requirement(message: str) -> str:
+    """Return pydantic's message about a value, worded as a requirement."""
+    return re.sub("(Input|String) should", "must", message)
+
+
+ConfigSection = TypeVar("ConfigSection", bound=FrozenModel)
+
+
+def parse_section(
+    kind: type[ConfigSection], values: Mapping[str, Any], where: str
+) -> ConfigSection:
+    """Return a section from plain values; `OptionError` for an unknown key or invalid value."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise prefix_error(where, first_validation_error(error)) from None
+
+
+def first_validation_error(error: ValidationError) -> OptionError:
+    """Return an error for the first unknown or invalid key; API keys are not quoted."""
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] in ERROR_MESSAGES:
+        return OptionError(place, None, f"{place} {ERROR_MESSAGES[first['type']]}")
+    cause = first.get("ctx", {}).get("error")
+    problem = requirement(first["msg"]) if cause is None else cause
+    if place.endswith("api_key"):
+        return OptionError(place, None, f"{place} {problem}")
+    value = first["input"]
+    return OptionError(place, value, f"{place} {problem}, got {reprlib.repr(value)}")
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Return the table of a TOML file; `ValueError` for an invalid one."""
+    if not path.is_file():
+        message = f"config: no file at {str(path)!r}; set it to a TOML file"
+        raise OptionError("config", path, message)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+
+
+def bind_socket(settings: Settings) -> socket.socket:
+    """Return a socket bound to the configured address.
+
+    Raises:
+        OptionError: If the address is not available.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        message = f"port: cannot listen on {settings.host}:{settings.port}: {error}"
+        raise OptionError("port", settings.port, message) from error
+    return listener
+
+
+ENTRY_CODE = """
+import sys
+sys.path[:] = {path!r}
+from outpace.server.parent import exit_with_parent
+exit_with_parent()
+from outpace.server.engine_process import main
+main({number})
+"""
+"""Code that the process runs. It searches modules where this process does, and nowhere else."""
+
+
+class EngineHandle:
+    """A new engine process, which waits for its models, and this end of the connection to it."""
+
+    def __init__(self) -> None:
+        self.socket, engine_socket = socket.socketpair()
+        code = ENTRY_CODE.format(path=sys.path, number=engine_socket.fileno())
+        command, shared = [sys.executable, "-c", code], [engine_socket.fileno()]
+        # Ctrl-C signals all processes of a terminal, but the server must finish requests first.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            with engine_socket:
+                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=shared)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+
+    def close(self) -> None:
+        """Close the connection, and kill the process if it has not exited."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.socket.close()
+
+
+ServerStart = tuple[socket.socket, EngineHandle]
+"""Listening socket and engine process of a server whose models are not loaded yet."""
+
+
+@contextmanager
+def start_server(settings: Settings) -> Iterator[ServerStart]:
+    """Listen, log the address and start the engine process; requests wait for the models."""
+    start_log(verbose=settings.verbose, log_format=settings.log_format)
+    with bind_socket(settings) as listener, closing(EngineHandle()) as engine:
+        listener.listen()
+        log_start(*listener.getsockname()[:2])
+        yield listener, engine

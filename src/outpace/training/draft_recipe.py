@@ -1,0 +1,124 @@
+"""Recipe of a DFlash draft for any target, sized by the target and by its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outpace.checkpoints.load import load_config, resolve_checkpoint
+from outpace.models.config import ModelConfig
+from outpace.models.device import computes_bfloat16, resolve_device
+from outpace.training.data import Data, Examples
+from outpace.training.run_setup import require_tokenizer
+
+HEAD_TOKENS = 8192
+"""Tokens of the draft's head: they are nine of ten in answers about code and arithmetic."""
+
+Sections = dict[str, dict[str, Any]]
+"""Sections of a recipe by their name, with dots; that of keys outside sections is empty."""
+
+
+def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]) -> Sections:
+    """Return a recipe for a draft of `target`, trained three times on each of its answers.
+
+    On a GPU the draft has five layers and blocks of 16, as those of the authors (Chen et al., 2026,
+    section A.1). On a CPU it has two layers and blocks of 8, and the target's features are stored.
+    The head covers the most frequent tokens of the answers; the mask is the last token that no
+    answer has.
+
+    Args:
+        target: folder, file or name of the target.
+        data: folder that `outpace data` wrote.
+        out: folder of the run.
+        template: variables of the chat template.
+
+    Raises:
+        ValueError: the target has no configuration, or a line of the data is invalid.
+    """
+    device = resolve_device(None)
+    on_gpu, half = device.type != "cpu", computes_bfloat16(device)
+    trained: dict[str, Any] = {
+        "path": str(data / "train.jsonl"),
+        "longest": 1024 if on_gpu else 512,
+    }
+    if not on_gpu:
+        trained["features"] = str(out.parent / "features")
+    held, config = str(data / "held.jsonl"), load_config(target)
+    examples = Examples(
+        Data(**trained, template=template), require_tokenizer(resolve_checkpoint(target))
+    )
+    return {
+        "": {"out": str(out)},
+        "model": {"target": target, "dtype": "bfloat16" if half else "float32"},
+        "model.config": {
+            "architectures": ["DFlashSpeculator"],
+            "speculators_model_type": "dflash",
+            "block_size": 16 if on_gpu else 8,
+            "draft_vocab_size": min(HEAD_TOKENS, config.vocab),
+            "mask_token_id": find_unused_token(examples, config.vocab),
+            "aux_hidden_state_layer_ids": choose_layers(config.layers),
+        },
+        "model.config.transformer_layer_config": layer_sizes(config, layers=5 if on_gpu else 2),
+        "objective": {"name": "dflash", "anchors": 256 if on_gpu else 24, "dpace": True},
+        "data": trained,
+        "data.template": dict(template),
+        "optim": {
+            "lr": 4e-4,
+            "warmup": 50,
+            "decay": 0.7,
+            "weight_decay": 0.01,
+            "betas": [0.9, 0.95],
+        },
+        "train": {"epochs": 3, "batch": 4, "precision": "bf16" if half else "no"},
+        "held_out": {"path": held, "examples": min(48, count_lines(held)), "best": "accepted"},
+    }
+
+
+def count_lines(path: str) -> int:
+    with open(path, "rb") as file:
+        return sum(1 for _ in file)
+
+
+def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
+    """Return the `transformer_layer_config` of a draft with layers of a target's size."""
+    return {
+        "model_type": "qwen3",
+        "vocab_size": config.vocab,
+        "hidden_size": config.dim,
+        "intermediate_size": 3 * config.dim,
+        "num_hidden_layers": layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": config.rope.theta,
+        "hidden_act": "silu",
+    }
+
+
+def choose_layers(count: int) -> list[int]:
+    """Return up to five layers whose features a draft reads, evenly spaced (section 4.1)."""
+    last = max(count - 3, 0)
+    return sorted({round(min(1, last) + (last - 1) * place / 4) for place in range(5)})
+
+
+def find_unused_token(examples: Examples, vocab: int) -> int:
+    """Return the last token id that no example has; raises `ValueError` if all have each."""
+    used = {t for n in range(examples.epoch_size or 0) for t in examples[n].prompt}
+    used |= {t for n in range(examples.epoch_size or 0) for t in examples[n].response}
+    unused = (token for token in reversed(range(vocab)) if token not in used)
+    if (token := next(unused, None)) is None:
+        raise ValueError("every token of the vocabulary occurs in the answers: none can be a mask")
+    return token
+
+
+def write_recipe(sections: Sections) -> str:
+    """Return the TOML text of a recipe."""
+    parts = []
+    for name, section in sections.items():
+        lines = [f"[{name}]"] if name else []
+        parts.append("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in section.items())]))
+    return "\n\n".join(parts) + "\n"
