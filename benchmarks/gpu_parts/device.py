@@ -53,11 +53,11 @@ class Where:
 
     def runner(self, name: str, model: Stack, slots: int) -> Runner:
         """A model with a cache that is full of random numbers, and finds nothing in it."""
-        record = make_recorder(self.graphs, torch.device(self.device), 1)
+        record = make_recorder(self.graphs, torch.device(self.device))
         runner = Runner(
             name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
         )
-        runner.cache.memories[0].normal_()
+        runner.cache.memory.normal_()
         return runner
 
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from torch import Tensor
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, compiled, paged
-from outpace.attention.batch import AttentionBatch, RowSpan
-from outpace.attention.by_shape import ShapedAttention, backend_by_shape
-from outpace.attention.choice import BACKEND_NAMES, select_backend
+from outpace.attention.choice import select_backend
 from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
 from outpace.attention.dense import DenseAttention
 from outpace.attention.paged import PagedAttention
@@ -28,7 +25,6 @@ from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
-from outpace.errors import OptionError
 from outpace.kernels import loader
 from outpace.methods import Autoregressive, Eagle, Method
 from outpace.models.config import AttentionWindow
@@ -36,7 +32,7 @@ from refusal import refuses
 from spans import AHEAD, FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
-MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), (), PAGE_SIZE)
+MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), PAGE_SIZE)
 needs_loop = pytest.mark.skipif(
     MISSING is not None, reason="no compiled loop: apt-get install gcc, and reinstall outpace"
 )
@@ -220,48 +216,6 @@ def test_every_slot_is_read_once(window: AttentionWindow, split: bool, trees: bo
     assert [latest_bits(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]
 
 
-HEADS, SIZE = 8, 96
-SHAPES = [(2, 64), (4, 32), (2, 64)]
-WINDOWS = [AttentionWindow(window=9, causal=True), AttentionWindow(), AttentionWindow()]
-
-
-@pytest.mark.parametrize("name", BACKEND_NAMES[1:])
-@pytest.mark.parametrize("pattern", ["causal", TREE])
-def test_layers_of_two_shapes_attend_as_each_alone(name: str, pattern: object) -> None:
-    asked = [(60, 1, "causal"), (9, 16, "causal"), (3, 4, "causal"), (70, 8, pattern)]
-    spans = spans_of(asked, SIZE)
-    memory = [
-        random(2, heads, len(asked) * SIZE, size, seed=layer).transpose(1, 2)
-        for layer, (heads, size) in enumerate(SHAPES)
-    ]
-    keys, values = ([each[part] for each in memory] for part in (0, 1))
-
-    def select(keys: Any, values: Any, windows: Any) -> Any:
-        return select_backend(name, keys, values, HEADS, windows, page=PAGE_SIZE, double=False)
-
-    try:
-        ours = backend_by_shape(keys, values, WINDOWS, select)
-    except OptionError as error:
-        pytest.skip(str(error))
-    assert isinstance(ours, ShapedAttention)
-    rows = spans[-1].rows.stop
-    write = torch.from_numpy(spans[0].pages.physical_slots(rows))
-    numbers = [torch.from_numpy(each) for each in ours.plan_arrays(spans)]
-    assert len(numbers) in (0, ours.num_arrays)
-    none = torch.zeros(0, dtype=torch.int64)
-    run = ours.plan_pass(AttentionBatch(none, none, write, None, spans, plan_arrays=numbers))
-    for layer, (_, size) in enumerate(SHAPES):
-        q = random(rows, HEADS, size, seed=7)
-        nothing = q.new_zeros(rows, 0, size)
-        before = keys[layer].clone(), values[layer].clone()
-        got = run(layer, q, nothing, nothing)
-        assert torch.equal(keys[layer], before[0]) and torch.equal(values[layer], before[1])
-        exact = DenseAttention([keys[layer]], [values[layer]], HEADS, [WINDOWS[layer]])
-        batch = AttentionBatch(none, none, write, None, spans)
-        wanted = exact.plan_pass(batch)(0, q, nothing, nothing)
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
-
-
 def choose(
     name: Any,
     dtype: torch.dtype = torch.float32,
@@ -331,28 +285,6 @@ def test_without_a_compiler_dense_attends(
             choose("compiled")
     finally:
         loader.load_library.cache_clear()
-
-
-def test_fields_of_later_versions_use_dense(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    window = make_dataclass("Window", [("dilation", int, 1)], bases=(AttentionWindow,), frozen=True)
-    span = make_dataclass("Span", [("leaf", object, None)], bases=(RowSpan,))
-    for module in (compiled, paged):
-        monkeypatch.setattr(module, "AttentionWindow", window)
-    monkeypatch.setattr(paged, "RowSpan", span)
-    keys = torch.empty(16, 1, 16)
-    for windows, is_fit in (([window(window=3)], True), ([window(dilation=2)], False)):
-        assert (paged.paged_unfit_reason(keys, windows, PAGE_SIZE, False) is None) == is_fit
-        assert MISSING or (compiled_unfit_reason(keys, windows, PAGE_SIZE) is None) == is_fit
-    own = [getattr(spans_of(PLAIN[:1], 144)[0], field.name) for field in fields(RowSpan)]
-    dense = DenseAttention([random(256, 2, 16)], [random(256, 2, 16)], 4)
-    ours = PagedAttention(dense, page=PAGE_SIZE, processors=4)
-    assert ours.plan_arrays([span(*own)])
-    spans, q = [span(*own, leaf=[1])], random(1, 4, 16)
-    for _ in range(2):
-        assert torch.equal(attend(ours, spans, q), attend(dense, spans, q))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.nightly

@@ -206,8 +206,6 @@ def test_sliding_layers_are_causal_by_default(
         (dflash_fields, {"dflash_config": {**NESTED, "use_swa": True}}, "use_swa"),
         (dflash_fields, {"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size"),
         (dflash_fields, {"architectures": ["LiLiCorrDraftModel"]}, "LiLiCorrDraftModel"),
-        (dflash_fields, {"architectures": ["XPressDraftModel"]}, "XPressDraftModel"),
-        (dflash_fields, {"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel"),
         *(
             (
                 dflash_fields,

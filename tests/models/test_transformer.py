@@ -8,10 +8,8 @@ import torch
 from helpers import causal_model, dense, hybrid_model, published, whole
 from outpace.checkpoints.load import translate_config
 from outpace.kernels.gated_delta import DeltaState, SequenceRows
-from outpace.models.config import MTPHead
 from outpace.models.extending import mtp_config
 from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, build_norm, freeze_model
-from outpace.models.transformer import BEFORE_NORM
 
 
 def freeze(norm: torch.nn.Module) -> torch.nn.Sequential:
@@ -99,11 +97,8 @@ def test_copies_of_delta_states_continue_as_the_text() -> None:
         torch.testing.assert_close(run(copy, copy.start, 200, [])[0], whole[copy.start :])
 
 
-def test_a_prediction_head_reads_the_states_of_its_family() -> None:
+@pytest.mark.parametrize("heads", [0, 2])
+def test_a_model_without_exactly_one_prediction_head_gives_no_draft(heads: int) -> None:
     target = translate_config(published())
-    for is_before, layer in ((True, BEFORE_NORM), (False, target.layers - 1)):
-        head = MTPHead(before_norm=is_before)
-        assert mtp_config(replace(target, mtp=head)).feature_layers == (layer,)
-    for other in (None, MTPHead(count=2)):
-        with pytest.raises(ValueError, match="MTP"):
-            mtp_config(replace(target, mtp=other))
+    with pytest.raises(ValueError, match="MTP"):
+        mtp_config(replace(target, mtp_heads=heads))

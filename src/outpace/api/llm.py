@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -54,7 +53,6 @@ from outpace.engine.pairing import (
 )
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
-from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import ContextError, OptionError
 from outpace.measurements import MeasurementFile
 from outpace.methods import METHODS, Method
@@ -263,7 +261,7 @@ def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
 def check_further(llm: LLM, further: Mapping[str, ModelConfig]) -> None:
     """Raise `OptionError` for another tokenizer, or a head that the checkpoint does not have."""
     for name, config in further.items():
-        if config.is_draft and config.mtp is not None:
+        if config.is_head:
             check_head(name, config)
         if config.kind not in DRAFT_KINDS and name not in {*llm.vocab_sizes, llm.name}:
             text = TextCodec(name, load_tokenizer(name))
@@ -284,8 +282,7 @@ def check_head(name: str, config: ModelConfig) -> None:
 
 def load_further(llm: LLM, name: str) -> Stack:
     """Load a further model of a method: an independent model, or a draft for the target."""
-    limits = {"max_length": llm.max_length, "quantize": llm.quantize}
-    more: dict[str, Any] = {**limits, "share": llm.group.share}
+    more: dict[str, Any] = {"max_length": llm.max_length, "quantize": llm.quantize}
     if load_config(name).kind not in DRAFT_KINDS:
         return load_model(name, dtype=llm.dtype, device=llm.device, **more)
     try:
@@ -314,8 +311,6 @@ class LLM:
         max_rows: Maximum number of rows (query tokens) per pass.
         max_sequences: Maximum number of running requests.
         prefix_cache: Whether causal models reuse the cache of prompts with a common prefix.
-        tensor_parallel: Number of processes, started together, that split each model. All but the
-            first execute commands of the first in the constructor, then raise `SystemExit`.
         attention: Attention back end: `auto`, `dense`, `compiled` (CPU) or `triton` (GPU).
         graphs: Whether to record passes as CUDA graphs (GPU only).
         compile: Whether to compile layers with `torch.compile` (GPU only).
@@ -341,7 +336,6 @@ class LLM:
         max_rows: int = 2048,
         max_sequences: int = 256,
         prefix_cache: bool = True,
-        tensor_parallel: int = 1,
         attention: str = "auto",
         graphs: bool = False,
         compile: bool = False,
@@ -349,15 +343,11 @@ class LLM:
     ) -> None:
         check_cache_gib(cache_gib)
         check_type("prefix_cache", prefix_cache, bool)
-        self.device, self.dtype = resolve_types(
-            device, dtype, quantize, attention, compile, graphs, tensor_parallel
-        )
+        self.device, self.dtype = resolve_types(device, dtype, quantize, attention, compile, graphs)
         own: dict[str, Any] = {"attention": attention, "compile": compile}
-        own |= {"record": make_recorder(graphs, self.device, tensor_parallel)}
+        own |= {"record": make_recorder(graphs, self.device)}
         self.runner_options = own | {"prefix_cache": prefix_cache}
-        self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
-        self.device = self.group.device
-        quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
+        quantize = default_quantize(quantize, dtype, self.device)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
         self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
@@ -390,14 +380,13 @@ class LLM:
         self, folder: Path, adapters: Mapping[str, str | Path] | None, **options: Any
     ) -> Runner:
         """Load the target, with the adapters that requests select; return its runner."""
-        own, share = self.runner_options, self.group.share
+        own = self.runner_options
         used = {"graphs": own["record"] is not None, "compile": own["compile"]}
-        check_adapters(adapters, **used, tensor_parallel=share is not None)
+        check_adapters(adapters, **used)
         updates = load_adapters(adapters or {}, self.config, self.dtype)
         self.adapters = (*updates,)
-        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "share": share}
+        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         self.model = load_model(folder, quantize=self.quantize, **to, **options)
-        self.group.start_workers(self.model, partial(load_further, self), own["attention"])
         return self.add_runner(self.name, self.model, self.text.vocab_size, updates)
 
     def add_runner(
@@ -409,10 +398,10 @@ class LLM:
     ) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
         budget = cache_bytes(self.cache_gib, self.device)
-        sizes = share_budget(model.config, self.dtype, budget, self.engine.max_sequences)
-        runner = self.group.make_runner(
-            name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options
+        sizes: dict[str, Any] = share_budget(
+            model.config, self.dtype, budget, self.engine.max_sequences
         )
+        runner = Runner(name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options)
         self.engine.add_runner(runner)
         self.runners[name] = runner
         return runner

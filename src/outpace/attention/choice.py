@@ -89,11 +89,11 @@ def select_backend(
         LOG.info("%s: dense", where)
         return dense
     if wanted == "compiled":
-        reason = compiled.compiled_unfit_reason(like, attention_windows, page)
+        reason = compiled.compiled_unfit_reason(like, page)
     elif (reason := triton_missing_reason(like.device)) is None:
         from outpace.attention.paged import paged_unfit_reason
 
-        reason = paged_unfit_reason(like, attention_windows, page, double)
+        reason = paged_unfit_reason(like, page, double)
     if reason is None:
         LOG.info("%s: %s", where, wanted)
         return build_backend(wanted, dense, page, pad_work)

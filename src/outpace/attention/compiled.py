@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.dense import DenseAttention
-from outpace.attention.plan import PlanArray, page_tables, row_bounds, unsupported_field
+from outpace.attention.plan import PlanArray, page_tables, row_bounds
 from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
 from outpace.kernels.tiles import check_vector, describe_tensor
 from outpace.models.attention import Attend
@@ -63,9 +63,7 @@ def find_attention_loop() -> Isa | None:
     return next(filter(has_isa, ATTENTION_LOOPS), None)
 
 
-def compiled_unfit_reason(
-    keys: Tensor, attention_windows: Sequence[AttentionWindow], page: int
-) -> str | None:
+def compiled_unfit_reason(keys: Tensor, page: int) -> str | None:
     """Return why the loop cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
     if reason := compiled_missing_reason(keys.device):
         return reason
@@ -76,8 +74,6 @@ def compiled_unfit_reason(
             f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to "
             f"{MAX_LOOP_HEAD_SIZE}, got {size}"
         )
-    if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
-        return f"it does not support the {field} of a layer's attention window"
     return (
         None if page == LOOP_PAGE_SLOTS else f"pages must have {LOOP_PAGE_SLOTS} slots, got {page}"
     )
@@ -101,11 +97,6 @@ class CompiledAttention:
         self.heads = self.kv_heads * dense.heads_per_kv_head
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
 
-    @property
-    def num_arrays(self) -> int:
-        """Number of arrays that `plan_arrays` returns."""
-        return 3 + len(self.distinct_windows)
-
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
         """Return pages, table start per chunk, chunk starts with the total, and visible bounds.
 
@@ -120,7 +111,6 @@ class CompiledAttention:
         ]
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         pages, of_chunks, chunks, *seen = batch.plan_arrays
         rows = int(chunks[-1])
         total = sum([len(span) * span.num_visible for span in batch.spans])
@@ -156,9 +146,8 @@ class CompiledAttention:
             keys, values = self.keys[layer], self.values[layer]
             if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
                 raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe_tensor(q)}")
-            if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k)
-                values.index_copy_(0, batch.write_slots, v)
+            keys.index_copy_(0, batch.write_slots, k)
+            values.index_copy_(0, batch.write_slots, v)
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)
             sinks = None if sinks is None else check_vector("sinks", sinks.float(), self.heads)

@@ -146,17 +146,10 @@ class DenseAttention:
         self.attention_windows = attention_windows or [AttentionWindow()] * len(keys)
         self.groups_sequences = keys[0].device.type == "cpu"
 
-    @property
-    def num_arrays(self) -> int:
-        """Number of arrays that `plan_arrays` returns."""
-        return 0
-
     def plan_arrays(self, spans: Sequence[RowSpan]) -> tuple[()]:
-        """Return no arrays: calls create theirs on the device."""
         return ()
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         calls = {
             layer_window: self.plan_calls(batch.spans, layer_window)
             for layer_window in set(self.attention_windows)
@@ -166,9 +159,8 @@ class DenseAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k)
-                values.index_copy_(0, batch.write_slots, v)
+            keys.index_copy_(0, batch.write_slots, k)
+            values.index_copy_(0, batch.write_slots, v)
             own = calls[self.attention_windows[layer]]
             if len(own) == 1 and own[0].is_contiguous:
                 return own[0](q, keys, values, sinks)
@@ -265,7 +257,6 @@ class SequenceCall:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the output rows are in batch order."""
         return True
 
     def __call__(

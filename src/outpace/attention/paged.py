@@ -25,12 +25,9 @@ from outpace.attention.plan import (
     pad_rows,
     page_tables,
     row_bounds,
-    unsupported_field,
-    warn_unsupported,
 )
 from outpace.kernels import attend
 from outpace.models.attention import Attend
-from outpace.models.config import AttentionWindow
 
 MAX_TILE_LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
 """Maximum rows times heads of a tile, by dtype."""
@@ -44,9 +41,6 @@ MAX_KERNEL_HEAD_SIZE = 256
 ITEMS_PER_PROCESSOR = 2
 """Target number of items times key/value heads per multiprocessor."""
 
-SUPPORTED_FIELDS = {"rows", "start", "num_visible", "visible_ends", "pages", "tree", "settled"}
-"""Fields of a span that the kernel supports; `settled` concerns recurrent layers only."""
-
 MERGE_PARTS = 16
 """Partial results merged per step."""
 
@@ -54,9 +48,7 @@ is_interpreted = not isinstance(attend.attend, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on a CPU."""
 
 
-def paged_unfit_reason(
-    keys: Tensor, attention_windows: Sequence[AttentionWindow], page: int, double: bool
-) -> str | None:
+def paged_unfit_reason(keys: Tensor, page: int, double: bool) -> str | None:
     """Return why the kernel cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
     dtype, size = keys.dtype, keys.shape[-1]
     if dtype not in MAX_TILE_LANES:
@@ -70,8 +62,6 @@ def paged_unfit_reason(
             f"steps of {STEP_SLOTS[dtype]} slots must be a whole number of pages, got "
             f"pages of {page}"
         )
-    if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
-        return f"it does not support the {field} of a layer's attention window"
     return None
 
 
@@ -79,8 +69,7 @@ class PagedAttention:
     """Plan the work of a pass as arrays on the device and run it layer by layer.
 
     Args:
-        dense: holds the cache, and attends where a forward uses what the kernel does not
-            support.
+        dense: holds the cache.
         page: slots per page.
         processors: number of multiprocessors.
         pad_work: whether to pad work to a power of two, so that passes of similar size have
@@ -90,7 +79,7 @@ class PagedAttention:
     def __init__(
         self, dense: DenseAttention, *, page: int, processors: int, pad_work: bool = False
     ) -> None:
-        self.dense, self.page, self.processors, self.pad_work = dense, page, processors, pad_work
+        self.page, self.processors, self.pad_work = page, processors, pad_work
         self.keys, self.values, self.attention_windows = (
             dense.keys,
             dense.values,
@@ -99,7 +88,6 @@ class PagedAttention:
         _, self.kv_heads, self.size = dense.keys[0].shape
         self.heads = self.kv_heads * dense.heads_per_kv_head
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
-        self.logged_fields: set[str] = set()
 
     def work_grid(self, spans: Sequence[RowSpan]) -> WorkGrid:
         """Return the grid for tiles as large as the longest forward needs."""
@@ -109,20 +97,8 @@ class PagedAttention:
         programs = ITEMS_PER_PROCESSOR * self.processors
         return WorkGrid(lanes // group, STEP_SLOTS[dtype], self.page, programs, self.kv_heads)
 
-    @property
-    def num_arrays(self) -> int:
-        """Number of arrays that `plan_arrays` returns, unless `dense` attends."""
-        return 1 + 3 * len(self.distinct_windows)
-
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
-        """Return page tables; then for each window the visible bounds, items and merges.
-
-        Empty if a span uses a field that the kernel does not support; `dense` then attends, and the
-        log reports it once.
-        """
-        field = unsupported_field(RowSpan, spans, SUPPORTED_FIELDS)
-        if warn_unsupported(field, self.logged_fields):
-            return []
+        """Return page tables; then for each window the visible bounds, items and merges."""
         grid = self.work_grid(spans)
         pages, begins = page_tables(spans, self.page)
         wanted = [pad_pages(pages) if self.pad_work else pages]
@@ -135,9 +111,6 @@ class PagedAttention:
         return [each.ravel() for each in wanted]
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
-        if not batch.plan_arrays:
-            return self.dense.plan_pass(batch)
         grid = self.work_grid(batch.spans)
         pages, *rest = batch.plan_arrays
         launches = {
@@ -149,9 +122,8 @@ class PagedAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k)
-                values.index_copy_(0, batch.write_slots, v)
+            keys.index_copy_(0, batch.write_slots, k)
+            values.index_copy_(0, batch.write_slots, v)
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend

@@ -5,9 +5,8 @@ Shapes: T rows, n items, m rows whose items must be merged.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -15,8 +14,6 @@ from numpy.typing import NDArray
 
 from outpace.attention.batch import RowSpan
 from outpace.models.config import AttentionWindow
-
-LOG = logging.getLogger(__name__)
 
 PlanArray = NDArray[np.int64]
 
@@ -241,19 +238,3 @@ def pad_rows(rows: PlanArray, nothing: Sequence[int]) -> PlanArray:
 def pad_pages(pages: PlanArray) -> PlanArray:
     """Pad page tables with zeros up to a power of two."""
     return np.pad(pages, (0, max(MIN_PADDED_PAGES, next_power_of_two(len(pages))) - len(pages)))
-
-
-def unsupported_field(kind: type, values: Sequence[object], supported: set[str]) -> str:
-    """Return the name of a field that is set in a value and not `supported`, or ""."""
-    for field in (field for field in fields(kind) if field.name not in supported):
-        if any(getattr(each, field.name) is not field.default for each in values):
-            return field.name
-    return ""
-
-
-def warn_unsupported(field: str, logged: set[str]) -> bool:
-    """Return whether there is an unsupported field; log once that `dense` attends for it."""
-    if field and field not in logged:
-        LOG.warning("attention: dense for forwards with %s, unsupported by the kernel", field)
-        logged.add(field)
-    return bool(field)

@@ -211,7 +211,6 @@ class HullAttention(TrainingAttention):
 
 
 def concat_slices(x: Tensor, parts: Sequence[slice]) -> Tensor:
-    """Concatenate some slices of `x`."""
     return torch.cat([x[part] for part in parts])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +16,14 @@ from torch import Tensor
 
 from outpace.checkpoints.fields import (
     Fields,
-    ValueParser,
+    choice,
     count,
     error_line,
     field,
     flag,
-    mapping,
     number,
-    published_names,
-    read_fields,
     read_json_object,
-    refuse_others,
-    refuse_unknown_fields,
+    read_known_fields,
     words,
 )
 
@@ -37,33 +32,13 @@ PEFT_PREFIX = "base_model.model."
 DOWN_SUFFIX, UP_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
 
-def pattern_parser(check: ValueParser) -> ValueParser:
-    def parse_patterns(value: Any) -> dict[str, Any]:
-        for pattern, entry in mapping(value).items():
-            check(entry)
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"patterns of names: {error}") from None
-        return dict(value)
-
-    return parse_patterns
-
-
-def parse_initialization(value: Any) -> Any:
-    """Parse the initialization; other methods than these change the base weights."""
-    if value in (True, False, "eva", "gaussian", "orthogonal"):
-        return value
-    raise ValueError("one of true, false, eva, gaussian and orthogonal")
-
-
+INITIALIZATIONS = (True, False, "eva", "gaussian", "orthogonal")
+"""Supported initializations; others change the base weights."""
 LORA_FIELDS: Fields = {
     "r": field("r", count),
     "lora_alpha": field("lora_alpha", number),
-    "rank_pattern": field("rank_pattern", pattern_parser(count), {}),
-    "alpha_pattern": field("alpha_pattern", pattern_parser(number), {}),
     "use_rslora": field("use_rslora", flag, False),
-    "init_lora_weights": field("init_lora_weights", parse_initialization, True),
+    "init_lora_weights": field("init_lora_weights", choice(INITIALIZATIONS), True),
 }
 LORA_FIXED: Fields = {"bias": "none", "peft_type": "LORA"}
 LORA_IGNORED = words(
@@ -167,17 +142,17 @@ class Adapter:
 def read_lora_config(config: Fields) -> Fields:
     if config.get("peft_type") != "LORA":
         raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
-    refuse_unknown_fields(
-        config, {*published_names(LORA_FIELDS), *LORA_FIXED, *LORA_IGNORED}, LORA_REMEDY
+    return read_known_fields(
+        LORA_FIELDS, config, fixed=LORA_FIXED, ignored=LORA_IGNORED, remedy=LORA_REMEDY
     )
-    refuse_others(config, LORA_FIXED, {}, LORA_REMEDY)
-    return read_fields(LORA_FIELDS, config)
 
 
 def pair_matrices(
     tensors: Mapping[str, Tensor], config: Fields, path: Path
 ) -> Iterator[tuple[str, LowRank]]:
     """Yield the update of each weight with its published name."""
+    rank = config["r"]
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config["use_rslora"] else rank)
     for name in sorted(tensors):
         if not name.startswith(PEFT_PREFIX) or not name.endswith((DOWN_SUFFIX, UP_SUFFIX)):
             raise ValueError(f"{path}: tensor {name!r} does not belong to a low-rank adapter")
@@ -192,28 +167,12 @@ def pair_matrices(
             raise ValueError(
                 f"{path}: tensor {name!r} must have finite values in float32, bfloat16 or float16"
             )
-        rank, scale = rank_and_scale(config, module)
         if down.dim() != 2 or up.dim() != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
             raise ValueError(
                 f"{path}: {module} has matrices {tuple(down.shape)} and {tuple(up.shape)}, but "
                 f"{ADAPTER_CONFIG} requires rank {rank}"
             )
         yield f"{module}.weight", LowRank(down, up, scale)
-
-
-def rank_and_scale(config: Fields, module: str) -> tuple[int, float]:
-    """Return rank and scale of a module, as PEFT computes them."""
-    rank = match_pattern(config["rank_pattern"], module, config["r"])
-    alpha = match_pattern(config["alpha_pattern"], module, config["lora_alpha"])
-    return rank, alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
-
-
-def match_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the end of a module's name."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
 
 
 def save_adapter(

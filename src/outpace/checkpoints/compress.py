@@ -177,7 +177,7 @@ def compress_checkpoint(
 def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | None) -> Stack:
     """Build a model without weights; raise `ValueError` unless `target` fits it."""
     is_draft = config.kind in DRAFT_KINDS
-    if is_draft and config.mtp is not None:
+    if config.is_head:
         raise ValueError(f"{str(name)!r} is part of its target: give the target instead")
     if is_draft and target is None:
         raise OptionError("target", None, f"{str(name)!r} is a draft: give its target too")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +108,26 @@ def refuse_others(published: Fields, fixed: Fields, ours: Fields, remedy: str) -
             raise ValueError(f"{name} must be {expected!r}, got {value}; {remedy}")
 
 
+def read_known_fields(
+    fields: Fields, published: Fields, *, fixed: Fields, ignored: Collection[str], remedy: str
+) -> dict[str, Any]:
+    """Read a table of fields of an object with no others than `fixed` and `ignored` ones.
+
+    Raises:
+        ValueError: For an invalid or unknown field, or another value than in `fixed`.
+    """
+    refuse_unknown_fields(published, {*published_names(fields), *fixed, *ignored}, remedy)
+    ours = read_fields(fields, published)
+    refuse_others(published, fixed, ours, remedy)
+    return ours
+
+
 def words(text: str) -> frozenset[str]:
     """Return the names in a string, separated by whitespace."""
     return frozenset(text.split())
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error's message as one line."""
     return " ".join(str(error).split())
 
 
@@ -133,7 +146,6 @@ def convert_panics(what: str) -> Iterator[None]:
 
 
 def shorten(value: Any) -> str:
-    """Return a short representation of a value."""
     return reprlib.repr(value)
 
 
@@ -145,22 +157,31 @@ def count(value: Any, maximum: int = MAX_PUBLISHED_SIZE) -> int:
 
 
 def few(value: Any) -> int:
-    """Parse a number of layers or heads."""
     return count(value, MAX_PUBLISHED_COUNT)
 
 
 def number(value: Any) -> float:
-    """Parse a positive number."""
     if type(value) in (int, float) and 0 < value < 1e18:
         return float(value)
     raise ValueError("a positive number below 1e18")
 
 
 def flag(value: Any) -> bool:
-    """Parse a boolean."""
     if type(value) is bool:
         return value
     raise ValueError("true or false")
+
+
+def choice(values: Iterable[str | bool]) -> ValueParser:
+    """Return a parser of some values, which a mapping translates."""
+    known = values if isinstance(values, Mapping) else {value: value for value in values}
+
+    def parse_choice(value: Any) -> Any:
+        if isinstance(value, str | bool) and value in known:
+            return known[value]
+        raise ValueError(" or ".join(map(repr, known)))
+
+    return parse_choice
 
 
 def index(value: Any) -> int:
@@ -186,7 +207,6 @@ def some_indices(value: Any) -> tuple[int, ...]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Parse a JSON object."""
     if isinstance(value, dict):
         return value
     raise ValueError("an object")

@@ -53,7 +53,6 @@ class Fingerprint:
         )
 
     def as_record(self) -> dict[str, str]:
-        """Return the digests by name."""
         return asdict(self)
 
     def differences(self, record: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Lookup of the family that reads a `config.json`, and drafts that are not supported."""
+"""Lookup of the family that reads a `config.json`, and known drafts of published models."""
 
 from __future__ import annotations
 
@@ -40,15 +40,6 @@ KNOWN_DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Drafts of each method by the name of their target."""
 
-UNSUPPORTED_DRAFTS: Mapping[str, str] = {
-    "DSparkDraftModel": "DSpark as SpecForge or the library speculators writes it",
-    "Gemma4DSparkModel": "DSpark with layers of Gemma 4",
-    "LiLiCorrDraftModel": "LiLiCorr: a DFlash draft with a correlator of its candidates",
-    "Qwen3XPressModel": "XPress: a DFlash draft with a refiner",
-    "XPressDraftModel": "XPress: a DFlash draft with a refiner",
-}
-"""Refused architectures of drafts after DFlash, with descriptions."""
-
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:
     """Return the family that reads this `config.json`.
@@ -80,11 +71,6 @@ def match_architecture(names: Any, config: Mapping[str, Any], path: Path) -> Fam
     first = str(names[0]) if isinstance(names, list) and names else ""
     if first in known:
         return known[first]
-    if first in UNSUPPORTED_DRAFTS:
-        raise ValueError(
-            f"{path}: {first} is {UNSUPPORTED_DRAFTS[first]}, which is not supported; supported: "
-            "drafts of the families dflash, dflash2, dspark and eagle"
-        )
     raise ValueError(
         f"{path}: architectures {shorten(names)} is not supported; known are "
         f"{', '.join(sorted(known))}"

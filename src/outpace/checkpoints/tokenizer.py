@@ -38,7 +38,6 @@ def parse_length(value: Any) -> float:
 
 
 def parse_names(value: Any) -> tuple[str, ...]:
-    """Parse a list of names."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise ValueError("a list of texts")

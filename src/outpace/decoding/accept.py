@@ -84,7 +84,6 @@ class Rejection(Sample):
     def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = row_chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
         if not isinstance(choose, NoisyChooser):
             return super().make_reader(reads, slots, device)

@@ -33,7 +33,6 @@ class VocabularyLimit:
     size: int
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban the tokens beyond the limit."""
         logits[:, self.size :] = BANNED_LOGIT
 
 
@@ -44,7 +43,6 @@ class TokenBias:
     biases: Mapping[int, float]
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Add each bias to its column."""
         add = torch.tensor(list(self.biases.values()), device=logits.device)
         logits[:, list(self.biases)] += add
 
@@ -57,7 +55,6 @@ class MinTokens:
     slot: int
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban them in the rows of earlier slots."""
         early = [row for row, slot in enumerate(slots) if slot < self.slot]
         for token in self.tokens:
             logits[early, token] = BANNED_LOGIT
@@ -78,7 +75,6 @@ class Penalties:
     repetition: float = 1.0
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Penalise each row by the text before its slot."""
         for row, slot in zip(logits, slots, strict=True):
             self.apply_repetition(row, text[:slot])
             if counts := Counter(text[self.begin : slot]):
@@ -109,13 +105,11 @@ class TokenLogprob(float):
     rank: int | None
 
     def __new__(cls, value: float, top: TopTokens, rank: int | None = None) -> TokenLogprob:
-        """Return the number `value` with the tokens `top` and a rank."""
         found = super().__new__(cls, value)
         found.top, found.rank = top, rank
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the tokens."""
         return TokenLogprob, (float(self), self.top, self.rank)
 
 

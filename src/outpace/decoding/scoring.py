@@ -31,7 +31,6 @@ class GivenTokens(Read):
     def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Return the reader of all rows of `reads`, where read i predicts the slots `slots[i]`."""
         tokens = torch.tensor([token for read in reads for token in read.tokens], device=device)
         has_ranks = any("rank" in read.scores for read in reads)
 

@@ -32,7 +32,6 @@ class Kind(Enum):
 
     @property
     def plural_noun(self) -> str:
-        """Plural of the name."""
         noun, that, rest = self.value.partition(" that ")
         verb, space, what = rest.partition(" ")
         return f"{noun}s{that}{verb.removesuffix('s')}{space}{what}"
@@ -57,7 +56,6 @@ def singular_noun(kinds: tuple[Kind, ...]) -> str:
 
 
 def plural_noun(kinds: tuple[Kind, ...]) -> str:
-    """Return the plural name of models of these kinds, for messages."""
     return " or ".join(kind.plural_noun for kind in distinct_kinds(kinds))
 
 

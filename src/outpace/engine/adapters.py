@@ -24,7 +24,6 @@ class AdaptedMLP(Replacement, MLP):
         self.rows = rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, dim]`."""
         if len(x) <= MLP_CHUNK_ROWS:
             mapped: Tensor = self.original[0](x)
             return mapped

@@ -85,7 +85,6 @@ def entry_name(runner: Runner) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 

@@ -34,7 +34,7 @@ from outpace.models.gated_delta import GatedDelta
 from outpace.models.norm import DIRECT_NORMS
 from outpace.models.packed import DenseState
 from outpace.models.replacement import Replacement, replace_modules, restore_modules
-from outpace.models.transformer import MLP, Block, Embedding, ScaledBlock, Stack, Transformer
+from outpace.models.transformer import MLP, Block, Embedding, Stack, Transformer
 
 MLP_CHUNK_ROWS = 256
 """Rows that an MLP processes at a time, so that its intermediate values stay in the cache."""
@@ -54,7 +54,6 @@ class CpuLinear(Replacement, nn.Linear, DenseState):
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def restore(self) -> nn.Module:
-        """Return the original layer, with its weight row by row."""
         self.weight = nn.Parameter(self.dense_weight(), requires_grad=False)
         return super().restore()
 
@@ -62,7 +61,6 @@ class CpuLinear(Replacement, nn.Linear, DenseState):
     __call__ = property(attrgetter("multiply"))
 
     def dense_weight(self) -> Tensor:
-        """Return the matrix `[out, in]` row by row."""
         return to_rows(self.matrix)
 
 
@@ -76,13 +74,11 @@ class CpuPreciseLinear(CpuLinear, PreciseLinear):
         self.dtype = dtype
 
     def restore(self) -> nn.Module:
-        """Return the original layer, with its weight row by row in its dtype."""
         restored = super().restore()
         self.weight = nn.Parameter(self.weight.detach().to(self.dtype), requires_grad=False)
         return restored
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the scores `f32[T, out]` of rows `x [T, in]`."""
         return self.multiply(x.float())
 
 
@@ -95,20 +91,16 @@ class TiledEmbedding(Replacement, Embedding, DenseState):
         self.multiply = bind_product(self.weight.detach())
 
     def restore(self) -> nn.Module:
-        """Return the original embedding, with its table row by row."""
         self.weight = nn.Parameter(self.dense_weight(), requires_grad=False)
         return super().restore()
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return the rows `[T, dim]` of tokens `ids i64[T]`."""
         return tiles.read_tile_rows(self.weight, ids)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits `[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden)
 
     def dense_weight(self) -> Tensor:
-        """Return the table `[vocab, dim]` row by row."""
         return to_rows(self.weight)
 
 
@@ -145,7 +137,6 @@ class DirectMLP(Replacement, MLP):
     """An MLP without hooks, which processes its rows in chunks."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, dim]`."""
         if len(x) > MLP_CHUNK_ROWS:
             return torch.cat([self(chunk) for chunk in x.split(MLP_CHUNK_ROWS)])
         gate, up = self.activate(self.gate_up(x))
@@ -165,7 +156,6 @@ class CpuGatedDelta(DirectGatedDelta):
     def run_sequences(
         self, mixed: Tensor, decay: Tensor, beta: Tensor, sequences: Sequence[SequenceRows]
     ) -> tuple[Tensor, list[SequenceStates]]:
-        """Run the rows of all sequences together."""
         weight, shape = self.convolution.detach(), self.sizes.state_shape
         return run_recurrent(mixed, decay, beta, weight, sequences, shape)
 
@@ -176,12 +166,6 @@ class DirectBlock(Replacement, Block):
     __call__ = Block.forward
 
 
-class DirectScaledBlock(Replacement, ScaledBlock):
-    """A scaled block without hooks."""
-
-    __call__ = ScaledBlock.forward
-
-
 DIRECT_CLASSES: dict[type[nn.Module], type[Replacement]] = {
     **DIRECT_NORMS,
     nn.Linear: DirectLinear,
@@ -189,7 +173,6 @@ DIRECT_CLASSES: dict[type[nn.Module], type[Replacement]] = {
     GatedDelta: DirectGatedDelta,
     MLP: DirectMLP,
     Block: DirectBlock,
-    ScaledBlock: DirectScaledBlock,
 }
 FAST_LAYOUTS = ("tiles", "blocks")
 """Layouts that need another class of a module."""

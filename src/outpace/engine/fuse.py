@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.attention import Attend, Attention
-from outpace.models.device import check_single_gpu
+from outpace.models.device import check_gpu
 from outpace.models.experts import Experts
 from outpace.models.replacement import Replacement
 from outpace.models.transformer import Block, Stack
@@ -28,12 +28,12 @@ AfterAttention = Callable[[Block, Tensor, Tensor], Tensor]
 BlockFunction = TypeVar("BlockFunction", BeforeAttention, AfterAttention)
 
 
-def check_compilation(wanted: bool, device: torch.device, processes: int) -> None:
+def check_compilation(wanted: bool, device: torch.device) -> None:
     """Raise `ValueError` where layers cannot be compiled."""
     check_type("compile", wanted, bool)
     if not wanted:
         return
-    check_single_gpu("compile", device, processes)
+    check_gpu("compile", device)
     if find_spec("triton") is None:
         message = "compile needs the package triton, which is part of PyTorch for a GPU"
         raise OptionError("compile", wanted, message)
@@ -85,9 +85,6 @@ def compile_layers(model: Stack) -> None:
     if model.config.delta is not None:
         message = "compile is not available for models with gated delta layers: omit compile"
         raise OptionError("compile", True, message)
-    if model.config.is_uneven:
-        message = "compile is not available for models with layers of different sizes: omit compile"
-        raise OptionError("compile", True, message)
     if any(isinstance(module, Experts) for module in model.modules()):
         message = "compile is not available for mixture-of-experts models, which wait for the host"
         raise OptionError("compile", True, message)
@@ -109,7 +106,6 @@ def layer_kind(block: Block) -> str:
 
 
 def attention_of(block: Block) -> Attention:
-    """Return the attention of a layer."""
     assert isinstance(block.attention, Attention)
     return block.attention
 

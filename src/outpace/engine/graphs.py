@@ -20,7 +20,7 @@ from outpace.engine.cache import PageTable
 from outpace.engine.pack import ScheduledForward
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
-from outpace.models.device import check_single_gpu
+from outpace.models.device import check_gpu
 from outpace.models.transformer import Stack
 
 LOG = logging.getLogger(__name__)
@@ -72,21 +72,21 @@ class CudaGraphRecorder:
         return graph.replay, states
 
 
-def make_recorder(graphs: bool, device: torch.device, processes: int) -> PassRecorder | None:
+def make_recorder(graphs: bool, device: torch.device) -> PassRecorder | None:
     """Return a recorder of passes on a device; None where graphs are off.
 
     Raises:
         ValueError: graphs are not available here.
     """
-    check_graphs(graphs, device, processes)
+    check_graphs(graphs, device)
     return CudaGraphRecorder() if graphs else None
 
 
-def check_graphs(graphs: bool, device: torch.device, processes: int) -> None:
+def check_graphs(graphs: bool, device: torch.device) -> None:
     """Raise `OptionError` where graphs are wanted and not available."""
     check_type("graphs", graphs, bool)
     if graphs:
-        check_single_gpu("graphs", device, processes)
+        check_gpu("graphs", device)
 
 
 @dataclass(slots=True)
@@ -154,8 +154,7 @@ class GraphCache:
         """Return hidden states as `Stack.capture` does; None where a pass cannot be recorded."""
         inputs = batch_arrays(batch)
         if (
-            not batch.plan_arrays
-            or len(batch.ids) not in GRAPH_SIZES
+            len(batch.ids) not in GRAPH_SIZES
             or batch.context
             or batch.features
             or self.model.config.convolution is not None
@@ -190,5 +189,4 @@ def has_only_ids(forward: ScheduledForward) -> bool:
 
 
 def batch_arrays(batch: AttentionBatch) -> list[Tensor]:
-    """Return all integer tensors of a batch."""
     return [batch.ids, batch.positions, batch.write_slots, *batch.plan_arrays]

@@ -68,7 +68,6 @@ class Job(Request):
         return self.finish_reason is not None or self.error is not None
 
     def reserve_memory(self) -> bool:
-        """Reserve memory in all of its models, or in none."""
         slots = self.method.slots_needed(len(self.prompt), self.max_tokens)
         for role, runner in self.pairing.runners.items():
             # Pages of a draft depend on the target's features, and so on its adapter.
@@ -101,7 +100,6 @@ class Job(Request):
         self.runner = self.pairing.runners[forward.model]
 
     def close_method(self) -> None:
-        """Close the generator of its method."""
         try:
             if self.decoding is not None:
                 self.decoding.close()
@@ -218,7 +216,6 @@ class Job(Request):
         return row - begin if is_tree else max(min(row, self.limit - 1 - whole.start) - begin, 0)
 
     def wrap_error(self, error: BaseException) -> DecodingError:
-        """Wrap an error with the method and the slot at which it failed."""
         message = str(error) or type(error).__name__
         wrapped = DecodingError(f"{self.method!r} failed at slot {len(self)}: {message}")
         wrapped.__cause__ = error

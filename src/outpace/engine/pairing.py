@@ -158,7 +158,7 @@ def further_models(
     models = {role: str(name) for role, name in method.model_names().items()}
     if models.get("draft") == AUTO_DRAFT:
         may_be_head = accepts_head(type(method))
-        if may_be_head and (config or load_config(target)).mtp is not None:
+        if may_be_head and (config or load_config(target)).mtp_heads:
             return {**models, "draft": head_name(target)}
         kinds = {each: name for name, each in METHODS.items()}
         name = kinds.get(type(method), type(method).__name__)
@@ -262,7 +262,7 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
         adds_features=masked.kind is Kind.DFLASH_FUSED,
         is_recurrent=target.delta is not None,
         mask_shift=target.mask_shift,
-        has_mtp_draft=any(each.is_draft and each.mtp is not None for each in configs.values()),
+        has_mtp_draft=any(each.is_head for each in configs.values()),
     )
 
 

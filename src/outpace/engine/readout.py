@@ -235,7 +235,6 @@ class BlockPass:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend as without them."""
         return self.attend(layer, q, k, v, sinks)
 
 

@@ -38,7 +38,6 @@ class RecurrentPass:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend in a layer with attention."""
         return self.attend(layer, q, k, v, sinks)
 
     def recur(self, layer: int, run: RunRows) -> Tensor:
@@ -57,7 +56,6 @@ class RecurrentPass:
 
 
 def page_table(span: RowSpan) -> PageTable:
-    """Return the memory of a sequence."""
     assert isinstance(span.pages, PageTable)
     return span.pages
 

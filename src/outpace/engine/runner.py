@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.attention.by_shape import backend_by_shape
 from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import BANNED_LOGIT, find_top_tokens
@@ -100,18 +99,16 @@ class Runner:
             scratch=SCRATCH_SLOTS if record else 0,
             sequences=sequences,
         )
-        # 8-bit activations: rounding that depends on the batch may change a whole code.
-        double = is_quantized(model)
-        self.backend = backend_by_shape(
+        self.backend = select_backend(
+            attention,
             self.cache.keys,
             self.cache.values,
+            self.config.heads,
             self.config.windows,
-            lambda keys, values, windows: select_backend(
-                *(attention, keys, values, self.config.heads, windows),
-                page=PAGE_SIZE,
-                double=double,
-                pad_work=record is not None,
-            ),
+            page=PAGE_SIZE,
+            # 8-bit activations: rounding that depends on the batch may change a whole code.
+            double=is_quantized(model),
+            pad_work=record is not None,
         )
         self.adapters = PassAdapters(model, adapters) if adapters else None
         self.graphs: GraphCache | None = None
@@ -271,15 +268,11 @@ class Runner:
             first += sum(counts)
         return parts
 
-    def apply_head(self, hidden: Tensor, rows: slice) -> Tensor:
-        """Return the logits `[r, V]` of some of the hidden states of a pass."""
-        if self.adapters is not None:
-            self.adapters.rows.begin = rows.start
-        return self.model.compute_logits(hidden[rows])
-
     def compute_logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
         """Return the logits of the first `vocab` tokens, the mask banned; float32 if `exact`."""
-        logits = self.apply_head(hidden, rows)[:, : self.vocab]
+        if self.adapters is not None:
+            self.adapters.rows.begin = rows.start
+        logits = self.model.compute_logits(hidden[rows])[:, : self.vocab]
         if exact:
             logits = logits.float()
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:

@@ -31,7 +31,6 @@ class SamplingTensors(NamedTuple):
 
 @cache
 def runs_triton(device: torch.device) -> bool:
-    """Return whether a device runs Triton kernels."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 

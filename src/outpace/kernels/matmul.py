@@ -56,7 +56,6 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def is_tiled(weight: Tensor) -> bool:
-    """Return whether a matrix is in tiles."""
     return weight.dim() == 4
 
 

@@ -59,7 +59,6 @@ def find_loop(dtype: torch.dtype) -> TileLoop | None:
 
 
 def has_tile_loop(dtype: torch.dtype) -> bool:
-    """Return whether this machine has a loop for tiles of a dtype."""
     return find_loop(dtype) is not None
 
 

@@ -73,7 +73,6 @@ class APD(Method):
         check_least(self.least, lookahead=self.lookahead)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return the range of the lookahead."""
         if not auto or self.least is None or self.lookahead is None:
             return None
         window = min(self.window or 1, MAX_PACED_TOKENS)
@@ -145,7 +144,6 @@ class Mixture(Read):
     def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = row_chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
         ratios = np.repeat([r.ratio for r in reads], [len(r.guess) for r in reads])

@@ -236,7 +236,6 @@ class BlockDiffusion(BlockFilling):
             )
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where the block length is unknown, or options do not fit."""
         block_length(request, self.block)
         if request.constraint is not None:
             check_default(self, "edit", reason="a constraint or template")
@@ -248,7 +247,6 @@ class BlockDiffusion(BlockFilling):
 
     @property
     def is_sequential(self) -> bool:
-        """Whether each token is conditioned on all before it, as only verification ensures."""
         return self.verify
 
     def decode(self, request: Request) -> Decoding:

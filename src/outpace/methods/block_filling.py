@@ -52,7 +52,6 @@ class BlockFilling(Method):
 
     @property
     def needed_scores(self) -> tuple[Rank, ...]:
-        """Scores that the choice of holes needs."""
         wanted = {self.order}
         if self.budget is not None:
             wanted.add("entropy")

@@ -36,7 +36,6 @@ class OccurrenceIndex:
     """
 
     def __init__(self, length: int, tokens: int = 32) -> None:
-        """Reserve memory for this many tokens."""
         self.length = length
         self.previous = array("i")
         """For each place, the previous one with the same hash, or -1."""
@@ -44,7 +43,6 @@ class OccurrenceIndex:
         """The last place of each hash, or -1."""
 
     def index_tokens(self, ids: Sequence[int]) -> None:
-        """Index the new tokens of a sequence."""
         if 2 * len(ids) > len(self.heads):
             self.heads = array("i", [-1]) * (4 * len(ids))
             del self.previous[:]
@@ -130,7 +128,6 @@ class AnswerStore:
         self.parts: list[tuple[array[int], OccurrenceIndex]] = []
 
     def add_answer(self, ids: Sequence[int]) -> None:
-        """Add the end of an answer, which is copied from then on."""
         ids = [*ids[1 - self.part_tokens :], END_OF_ANSWER]
         if not self.parts or len(self.parts[0][0]) + len(ids) > self.part_tokens:
             index = OccurrenceIndex(LONG_MATCH, self.part_tokens)

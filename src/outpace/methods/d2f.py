@@ -83,7 +83,6 @@ class D2F(Method):
             raise OptionError("least", self.least, message)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return a choice between appended blocks and one token at a time."""
         can_pause = auto and self.least is not None and target.shift == 1
         if not can_pause or target.is_block_causal or self.canvas:
             return None
@@ -98,7 +97,6 @@ class D2F(Method):
         )
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where the block length of the model is unknown."""
         self.block_edges(request)
 
     def block_edges(self, request: Request) -> tuple[list[int], int]:
@@ -113,7 +111,6 @@ class D2F(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
@@ -160,7 +157,6 @@ class D2F(Method):
         return decode_plain(request, start, read, block_pattern(edges, start, len(request)))
 
     def choose_holes(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
         ranks, confidence = rank_scores(out, self.order), out.scores["confidence"]
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):

@@ -91,7 +91,6 @@ class DFlash(Method):
         check_length(self.tokens, self.verify)
 
     def check_request(self, request: Request) -> None:
-        """Raise `OptionError` for a threshold with a draft that predicts no acceptance."""
         threshold = self.confidence_threshold
         if threshold and not request.target.predicts_acceptance:
             message = (
@@ -100,7 +99,6 @@ class DFlash(Method):
             raise OptionError("confidence_threshold", threshold, message)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return the range of verified drafts, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         block = self.block or target.block or 1

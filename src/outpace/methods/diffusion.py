@@ -59,7 +59,6 @@ class AdjustedSample(Sample):
     def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         choose = cls.make_chooser(reads, slots, device)
         judge = cls.make_scorer(reads, slots, device)
         wanted = {score for each in reads for score in each.scores if score == "logprob"}
@@ -153,7 +152,6 @@ class Diffusion(Method):
         check_not_negative(guidance=self.guidance)
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` for guidance with a model that was not trained for it."""
         if self.guidance and not request.target.null_prompt:
             raise OptionError(
                 "guidance",
@@ -168,7 +166,6 @@ class Diffusion(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:

@@ -68,7 +68,6 @@ class Eagle(Method):
         self.shape(Target()).check(self.verify)
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return how many slots the text and a tree after it need, in target and draft."""
         return prompt + max_tokens + self.shape(Target()).extra_slots
 
     def shape(self, target: Target) -> TreeShape:
@@ -80,12 +79,10 @@ class Eagle(Method):
         )
 
     def fit_target(self, target: Target) -> Eagle:
-        """Return the method with the size of its drafts for a target."""
         shape = self.shape(target)
         return replace(self, width=shape.width, depth=shape.depth)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return the range of levels, which change the output except under "match"."""
         if self.verify != "match" or not auto:
             return None
         shape = self.shape(target)

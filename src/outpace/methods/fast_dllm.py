@@ -88,7 +88,6 @@ class FastDLLM(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
@@ -123,7 +122,6 @@ class FastDLLM(Method):
         canvas.commit_until(request, len(canvas))
 
     def choose_holes(self, out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
         if self.budget is not None:
             return within_budget(rank_scores(out, "entropy"), out.scores["entropy"], self.budget)
         if self.entropy_limit is not None:

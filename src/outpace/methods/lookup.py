@@ -56,7 +56,6 @@ class Lookup(Method):
         return 1 + (MAX_COPY_TOKENS if self.tokens == "auto" else self.tokens)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return the range of copy lengths, which do not change the output."""
         if not (auto or self.tokens == "auto"):
             return None
         return LengthRange(

@@ -29,7 +29,6 @@ from outpace.decoding.sampling_params import is_finite_real, is_whole_number
 
 
 def check_at_least_one(**options: int | None) -> None:
-    """Raise `OptionError` for a count below one."""
     for name, value in options.items():
         if value is not None and value < 1:
             raise OptionError(name, value, f"{name} must be at least 1, got {value}")
@@ -51,7 +50,6 @@ def check_positive_fraction(**options: float | None) -> None:
 
 
 def check_not_negative(**options: float | None) -> None:
-    """Raise `OptionError` for an option below zero."""
     for name, value in options.items():
         if value is not None and value < 0:
             raise OptionError(name, value, f"{name} must be at least 0, got {value}")

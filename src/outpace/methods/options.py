@@ -41,7 +41,6 @@ class Option:
 
     @property
     def is_required(self) -> bool:
-        """Whether the option has no default."""
         return self.default is MISSING
 
 

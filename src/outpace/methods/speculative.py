@@ -56,7 +56,6 @@ class Speculative(Method):
         return 1 + (MAX_DRAFT_TOKENS if self.tokens == "auto" else self.tokens)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return the range of draft lengths, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         return LengthRange(

@@ -76,16 +76,13 @@ class WeDLM(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """Whether each token is conditioned on all before it, as only verification ensures."""
         return self.verify
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return how many slots the text needs, and windows that exceed it unless clipped."""
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return the range of the window; with `verify`, a choice between it and none."""
         if not auto or not (self.verify or self.least):
             return None
         values = halving_values(self.least or 1, self.window)
@@ -179,7 +176,6 @@ class WeDLM(Method):
 
     @property
     def needed_scores(self) -> tuple[Rank, ...]:
-        """Score that the choice of holes needs."""
         return ("entropy",) if self.confidence is None else ("confidence",)
 
     def fill_confident(

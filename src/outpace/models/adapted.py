@@ -102,7 +102,6 @@ class AdaptedLinear(Replacement, nn.Linear, DenseState):
         self.products: dict[str, list[tuple[slice, RowProduct, RowProduct]]] = {}
 
     def add_adapter(self, name: str, updates: Sequence[OutputUpdate]) -> None:
-        """Add the updates of an adapter."""
         self.products[name] = [
             (update.outputs, *bind_update(update, self.rows.device)) for update in updates
         ]

@@ -23,7 +23,7 @@ from outpace.models.draft import (
     check_draft_pair,
 )
 from outpace.models.norm import build_norm
-from outpace.models.transformer import BEFORE_NORM, Block, Context, Transformer
+from outpace.models.transformer import Block, Context, Transformer
 
 
 class MTPDraft(Draft):
@@ -36,8 +36,6 @@ class MTPDraft(Draft):
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         super().__init__(config, target)
-        assert config.mtp is not None
-        self.states_first = config.mtp.states_first
         self.fusion = nn.Linear(2 * config.dim, config.dim, bias=False)
         self.embedding_norm, self.state_norm = build_norm(config), build_norm(config)
         self.blocks = nn.ModuleList([Block(config, 0)])
@@ -47,18 +45,18 @@ class MTPDraft(Draft):
     def input_rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Return the projection of tokens `ids i64[T]` and their concatenated features."""
         parts = self.embedding_norm(self.embed_tokens(ids)), self.state_norm(torch.cat([*features]))
-        rows: Tensor = self.fusion(torch.cat(parts[::-1] if self.states_first else parts, -1))
+        rows: Tensor = self.fusion(torch.cat(parts, -1))
         return rows
 
 
 def mtp_config(target: ModelConfig) -> ModelConfig:
     """Return the configuration of a target's head; raise `ValueError` if it has none or several."""
-    if (head := target.mtp) is None:
+    if not target.mtp_heads:
         raise ValueError(f"{target.architecture} has no head for multi-token prediction (MTP)")
-    if head.count > 1:
+    if target.mtp_heads > 1:
         raise ValueError(
-            f"{target.architecture} has {head.count} heads for multi-token prediction (MTP), and "
-            "only one is supported"
+            f"{target.architecture} has {target.mtp_heads} heads for multi-token prediction "
+            "(MTP), and only one is supported"
         )
     return replace(
         target,
@@ -72,7 +70,7 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
         shift=2,
         mask_id=None,
         eos=(),
-        feature_layers=(BEFORE_NORM if head.before_norm else target.layers - 1,),
+        feature_layers=(target.layers - 1,),
     )
 
 
@@ -191,6 +189,6 @@ def build_draft_model(config: ModelConfig, target: Transformer) -> Draft:
     kinds: dict[Kind, type[Draft]] = {
         Kind.DFLASH: block_draft_type(config),
         Kind.DFLASH_FUSED: DFlashFusedDraft,
-        Kind.EAGLE: EagleDraft if config.mtp is None else MTPDraft,
+        Kind.EAGLE: MTPDraft if config.is_head else EagleDraft,
     }
     return kinds[config.kind](config, target)

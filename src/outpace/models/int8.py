@@ -82,7 +82,6 @@ class Int8Linear(nn.Linear, DenseState):
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in]`."""
         return self.multiply_float32(x).to(x.dtype)
 
     def multiply_float32(self, x: Tensor) -> Tensor:
@@ -90,7 +89,6 @@ class Int8Linear(nn.Linear, DenseState):
         return self.multiply(x.float())
 
     def dense_weight(self) -> Tensor:
-        """Return the matrix `f32[out, in]` by which rows are multiplied."""
         if not self.matrix.is_mkldnn:
             return to_rows(self.matrix) * self.scale[:, None]
         units = torch.full((self.in_features,) * 2, ZERO_CODE, dtype=torch.uint8)
@@ -108,7 +106,6 @@ class Int8Embedding(Embedding, DenseState):
         self.weight = nn.Parameter(codes, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         return self.dequantize_rows(ids).to(self.dtype)
 
     def dequantize_rows(self, ids: Tensor) -> Tensor:
@@ -125,11 +122,9 @@ class Int8Embedding(Embedding, DenseState):
         return head
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `f32[..., vocab]` of hidden states `[..., dim]`."""
         return self.tied_head.multiply_float32(hidden)
 
     def dense_weight(self) -> Tensor:
-        """Return the table `f32[vocab, dim]`."""
         return self.dequantize_rows(torch.arange(self.num_embeddings))
 
 

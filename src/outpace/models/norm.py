@@ -14,11 +14,9 @@ class OffsetNorm(nn.RMSNorm):
     """A norm in float32 that adds 1 to its weights."""
 
     def reset_parameters(self) -> None:
-        """Set the weights to zero."""
         nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows `x [..., dim]`."""
         factor = 1.0 + self.weight.float()
         return F.rms_norm(x.float(), self.normalized_shape, factor, self.eps).to(x.dtype)
 
@@ -50,7 +48,6 @@ class DirectNorm(Replacement, nn.RMSNorm):
         return self.weight.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise rows `x [..., dim]`."""
         if x.dtype == torch.float32:
             size = torch.linalg.vector_norm(x, 2, -1, True)
             size.hypot_(self.small)
@@ -64,11 +61,9 @@ class DirectOffsetNorm(DirectNorm, OffsetNorm):
     """A direct norm in float32 that adds 1 to its weights."""
 
     def output_factor(self) -> Tensor:
-        """Return the factor on normalised rows, `f32[dim]`."""
         return 1.0 + self.weight.detach().float()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise rows `x [..., dim]` in float32."""
         return super().__call__(x.float()).to(x.dtype)
 
 

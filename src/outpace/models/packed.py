@@ -64,11 +64,9 @@ class PackedLinear(nn.Linear, DenseState):
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in]`."""
         return self.multiply(x.float()).to(x.dtype)
 
     def dense_weight(self) -> Tensor:
-        """Return the matrix `f32[out, in]` by which rows are multiplied."""
         return dequantize_packed(self.matrix)
 
 
@@ -82,15 +80,12 @@ class PackedEmbedding(Embedding, DenseState):
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         return unpack_rows(self.matrix, ids).to(self.dtype)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `f32[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden.float())
 
     def dense_weight(self) -> Tensor:
-        """Return the table `f32[vocab, dim]`."""
         return dequantize_packed(self.matrix)
 
 

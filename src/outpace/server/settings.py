@@ -170,7 +170,7 @@ class Entry(EntryOptions):
         selected = (METHODS.get(name or "") for name in (self.method, *(self.methods or ())))
         uses_head = any(each and accepts_head(each) for each in selected)
         head = head_name(self.path)
-        if not uses_head or head in self.further.values() or self.read_model_config().mtp is None:
+        if not uses_head or head in self.further.values() or not self.read_model_config().mtp_heads:
             return dict(self.further)
         return {**self.further, "mtp": self.further.get("mtp", head)}
 
@@ -186,17 +186,13 @@ class Config(FrozenModel):
     models: Annotated[dict[str, Entry], Field(min_length=1)]
 
     def check_consistency(self) -> None:
-        """Raise `ValueError` for invalid settings or names, or a split model among several."""
+        """Raise `ValueError` for invalid settings or names."""
         self.server.check_access()
         for name, entry in self.models.items():
             for adapter in entry.adapters or ():
                 if (both := f"{name}:{adapter}") in self.models:
                     message = f"adapters: {both} is also the name of a model: rename one of them"
                     raise OptionError("adapters", adapter, message)
-        split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
-        if split and len(self.models) > 1:
-            message = f"tensor_parallel: {split[0]} must be the only model of the server"
-            raise OptionError("tensor_parallel", split, message)
 
 
 def read_config(path: Path) -> Config:

@@ -13,22 +13,16 @@ from typing import Any
 
 from outpace.checkpoints.families.family import DECODER, FIXED_FIELDS, Family, head_dim
 from outpace.checkpoints.families.qwen import QWEN3
-from outpace.checkpoints.fields import Fields, count, few, field, index
+from outpace.checkpoints.fields import Fields, choice, count, few, field, index
 from outpace.checkpoints.name import name_of
 from outpace.decoding.target import Kind
 
-MODEL_TYPES = ("a2d-qwen2", "a2d-qwen3")
+MODEL_TYPES = {"a2d-qwen2": False, "a2d-qwen3": True}
+"""Types of the adapted model, and whether it is Qwen3."""
 ARCHITECTURES = ("A2DQwen2LMHeadModel", "A2DQwen3LMHeadModel")
 BLOCK_SIZE = "block_size"
 QWEN2_MASK, QWEN3_MASK = 151665, 151669
 """First ids after those of the tokenizers, which the authors' code gives to `<|mask|>`."""
-
-
-def is_a2d_qwen3(value: Any) -> bool:
-    """Parse the type of the model that was adapted: whether it is Qwen3."""
-    if value in MODEL_TYPES:
-        return bool(value == MODEL_TYPES[1])
-    raise ValueError(" or ".join(MODEL_TYPES))
 
 
 def default_mask(ours: Fields) -> int | None:
@@ -47,7 +41,7 @@ A2D = Family(
     ),
     compared="transformers without a causal mask",
     fields={
-        "qk_norm": field("model_type", is_a2d_qwen3),
+        "qk_norm": field("model_type", choice(MODEL_TYPES)),
         "qkv_bias": lambda ours: not ours["qk_norm"],
         **DECODER,
         "head_dim": field("head_dim", few, lambda ours: 128 if ours["qk_norm"] else head_dim(ours)),

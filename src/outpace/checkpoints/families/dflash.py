@@ -19,6 +19,7 @@ from outpace.checkpoints.families.gguf_format import DFLASH_GGUF
 from outpace.checkpoints.fields import (
     Field,
     Fields,
+    choice,
     count,
     either,
     few,
@@ -89,9 +90,7 @@ DFLASH = Family(
         "qk_norm": True,
         "shift": 0,
         "kind": field(
-            INPUT_FUSION,
-            lambda value: Kind.DFLASH_FUSED if flag(value) else Kind.DFLASH,
-            Kind.DFLASH,
+            INPUT_FUSION, choice({True: Kind.DFLASH_FUSED, False: Kind.DFLASH}), Kind.DFLASH
         ),
         "mask_id": field("mask_token_id", index),
         "eos": (),

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as member
 from operator import itemgetter
-from typing import Any
 
 from outpace.checkpoints.families.attention_windows import FULL_WINDOWS
 from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.rotary import REQUIRED_ROPE, ROPE, ROPE_NAMES
 from outpace.checkpoints.fields import (
-    REQUIRED_FIELD,
     Field,
     Fields,
     count,
     few,
     field,
     flag,
-    group,
     index,
     indices,
     inner,
@@ -34,7 +31,7 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import ExpertGroups, ModelConfig, MTPHead
+from outpace.models.config import ModelConfig
 
 TensorNames = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is the index of a layer, and then of an expert.
@@ -105,7 +102,6 @@ def with_experts(module: str, gate: str, up: str, down: str) -> TensorNames:
 
 
 def replace_prefix(names: TensorNames, prefix: str, other: str = "") -> TensorNames:
-    """Return the names with a prefix of the published ones replaced."""
 
     def renamed(name: str) -> str:
         return other + name.removeprefix(prefix) if name.startswith(prefix) else name
@@ -187,25 +183,11 @@ IGNORABLE = words(
 CLASS_SUFFIXES = ("Model", "ForCausalLM")
 """Suffixes of the remote classes of a model."""
 
+HEAD_PREFIX = "mtp."
+"""Prefix of the tensors of a head for multi-token prediction."""
+
 TOKENIZER_KEYS = ("AutoTokenizer", "AutoProcessor")
 """Keys of `auto_map` that are not about the model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MTPFormat:
-    """Tensors of the heads for multi-token prediction; `{}` is the number of a head.
-
-    Attributes:
-        prefix: prefix of the tensors of a head.
-        names: our parameter names to published ones.
-        fused: as that of a family.
-        copies: tensors that repeat the embedding or head of the model.
-    """
-
-    prefix: str
-    names: TensorNames
-    fused: Mapping[str, str] = member(default_factory=dict)
-    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +230,8 @@ class Family:
     """Reference that logits and text were compared with."""
     gguf: GGUFFormat | None = None
     """Its GGUF files, if llama.cpp writes them."""
-    mtp: MTPFormat | None = None
-    """Its heads for multi-token prediction, which are read as a draft only."""
-    first_layer: int = 0
-    """Number of the first layer in names of tensors."""
+    mtp: Family | None = None
+    """Format of its head for multi-token prediction, which is read as a draft only."""
 
     def build_config(self, published: Fields) -> ModelConfig:
         """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""
@@ -291,8 +271,6 @@ class Family:
         """
         parts = name.split(".")
         numbers = [part for part in parts if part.isdigit()]
-        if numbers:
-            numbers[0] = str(int(numbers[0]) + self.first_layer)
         ours = ".".join("{}" if part.isdigit() else part for part in parts)
         if (whole := self.fused.get(ours, "").format(*numbers)) and whole in stored:
             return (whole,)
@@ -300,50 +278,19 @@ class Family:
         group = (theirs,) if isinstance(theirs, str) else theirs
         return tuple(entry.format(*numbers) for entry in group)
 
-    def unread_prefixes(self, config: ModelConfig) -> tuple[str, ...]:
-        """Return the prefixes of published tensors that a model of this family does not have."""
-        if self.mtp is None:
-            return self.unread
-        first, count = (0, 1) if config.mtp is None else (config.mtp.index, config.mtp.count)
-        heads = {self.mtp.prefix.format(number) for number in range(first, first + count)}
-        return (*self.unread, *heads)
-
-    def head_family(self, head: MTPHead) -> Family:
-        """Return the format of a head for multi-token prediction."""
-        assert self.mtp is not None
-        names = {
-            ours: theirs.format(head.index)
-            if isinstance(theirs, str) and not ours.startswith("blocks.")
-            else theirs
-            for ours, theirs in self.mtp.names.items()
-        }
-        return replace(
-            self,
-            names=names,
-            fused=self.mtp.fused,
-            unread=tuple(name.format(head.index) for name in self.mtp.copies),
-            mtp=None,
-            first_layer=head.index,
-        )
-
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """Return the row count of each published tensor stacked in our fused parameter `name`.
-
-    Tensors that its layer does not have, have no rows.
-    """
-    if name.startswith("blocks."):
-        layer = int(name.split(".")[1])
-        owns_keys, config = config.kv_layer(layer) == layer, config.layer_config(layer)
+    """Return the row count of each published tensor stacked in our fused parameter `name`."""
     if ".qkv." in name:
         kv, gated = config.kv_heads * config.head_dim, 2 if config.output_gate else 1
-        k, v = kv if owns_keys else 0, kv if owns_keys and not config.keys_as_values else 0
-        return gated * config.heads * config.head_dim, k, v
+        return gated * config.heads * config.head_dim, kv, kv
     if (delta := config.delta) is not None and ".attention." in name:
         gates = delta.value_heads, delta.value_heads
         return gates if ".gates." in name else (delta.mixed_size, delta.value_size)
-    width = config.shared_mlp if ".shared." in name else config.mlp
-    if ".dense." in name or (name.startswith("blocks.") and layer < config.dense_layers):
+    width = config.mlp
+    if ".shared." in name:
+        width = config.shared_mlp
+    elif name.startswith("blocks.") and int(name.split(".")[1]) < config.dense_layers:
         width = config.dense_mlp
     return width, width
 
@@ -374,31 +321,3 @@ def flatten_text(published: Fields) -> Fields:
 def nest_names(names: TensorNames) -> TensorNames:
     """Return the names of a text model in one that also reads images."""
     return replace_prefix(names, "model.", "model.language_model.")
-
-
-def grouped_experts(
-    shared: Field, *, groups: Any = REQUIRED_FIELD, scale: Any = REQUIRED_FIELD
-) -> Fields:
-    """Return the fields of experts in groups, and of shared experts, which form one MLP.
-
-    Args:
-        shared: Field of the number of shared experts.
-        groups: Default number of groups, and of those selected.
-        scale: Default factor of the experts' sum.
-    """
-
-    def shared_width(published: Fields, ours: Fields) -> int:
-        return int(shared.read(published, ours) * ours["mlp"])
-
-    sizes = {
-        "count": field("n_group", few, groups),
-        "chosen": field("topk_group", few, groups),
-        "scale": field("routed_scaling_factor", number, scale),
-    }
-    return {
-        "mlp": field("moe_intermediate_size", count),
-        "expert_groups": group(ExpertGroups, sizes),
-        "shared_mlp": Field(shared.names, shared_width),
-        "dense_mlp": field("intermediate_size", count),
-        "precise_router": True,
-    }

@@ -14,7 +14,6 @@ from outpace.checkpoints.families.family import (
     STRICT_DECODER,
     Family,
     TensorNames,
-    grouped_experts,
     head_dim,
     mask_id,
     with_experts,
@@ -34,7 +33,7 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import Rope
+from outpace.models.config import ExpertGroups, Rope
 
 LLADA_STATED = {
     "activation_type": "silu",
@@ -202,6 +201,19 @@ LLADA2_NAMES: TensorNames = {
     "unembedding.weight": "lm_head.weight",
 }
 
+SHARED_EXPERTS = field("num_shared_experts", index, 0)
+GROUP_SIZES = {
+    "count": field("n_group", few),
+    "chosen": field("topk_group", few),
+    "scale": field("routed_scaling_factor", number),
+}
+
+
+def shared_width(published: Fields, ours: Fields) -> int:
+    """Return the width of the shared experts, which form one MLP."""
+    return int(SHARED_EXPERTS.read(published, ours) * ours["mlp"])
+
+
 LLADA2 = Family(
     name="llada2",
     about="LLaDA2: block diffusion, a mixture of experts, not shifted",
@@ -216,7 +228,11 @@ LLADA2 = Family(
         "experts": field("num_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),
         "norm_experts": lambda ours: ours["experts_per_row"] > 1,
-        **grouped_experts(field("num_shared_experts", index, 0)),
+        "mlp": field("moe_intermediate_size", count),
+        "expert_groups": group(ExpertGroups, GROUP_SIZES),
+        "shared_mlp": Field(SHARED_EXPERTS.names, shared_width),
+        "dense_mlp": field("intermediate_size", count),
+        "precise_router": True,
         "dense_layers": field("first_k_dense_replace", index, 0),
         **dict.fromkeys(("qk_norm", "drawn"), True),
         "shift": 0,

@@ -17,12 +17,12 @@ from outpace.checkpoints.families.attention_windows import (
 from outpace.checkpoints.families.family import (
     BIASES,
     DECODER,
+    HEAD_PREFIX,
     HUGGING_FACE_NAMES,
     IGNORABLE,
     IMAGES,
     STRICT_DECODER,
     Family,
-    MTPFormat,
     TensorNames,
     flatten_text,
     nest_names,
@@ -30,7 +30,6 @@ from outpace.checkpoints.families.family import (
     with_experts,
 )
 from outpace.checkpoints.families.gguf_format import GGUFFormat, Order, subtract_one, width_per_head
-from outpace.checkpoints.families.mtp import mtp_field, mtp_names
 from outpace.checkpoints.families.rotary import ROTARY_FACTOR, partial_rope
 from outpace.checkpoints.fields import (
     Field,
@@ -79,6 +78,11 @@ def delta_field(*, grouped: bool) -> Field:
     return Field((LAYER_TYPES, *names), read_value)
 
 
+def head_count(value: Any) -> int:
+    """Parse a number of heads, which may be 0."""
+    return 0 if type(value) is int and value == 0 else few(value)
+
+
 HYBRID: Fields = {
     **{name: each for name, each in DECODER.items() if name not in ("windows", "mask_id")},
     **{name: STRICT_DECODER[name] for name in ("kv_heads", "max_length")},
@@ -90,7 +94,7 @@ HYBRID: Fields = {
     "norm_offset": True,
     "output_gate": True,
     # Without the field there is one head, as in Qwen3-Next; its tensors are checked on loading.
-    "mtp": mtp_field("mtp_num_hidden_layers num_nextn_predict_layers", default=1),
+    "mtp_heads": field("mtp_num_hidden_layers num_nextn_predict_layers", head_count, 1),
 }
 MIXTURE: Fields = {
     "mlp": field("moe_intermediate_size", count, 512),
@@ -138,19 +142,27 @@ def fused_experts(model: str) -> dict[str, str]:
     }
 
 
-def hybrid_mtp(names: TensorNames) -> MTPFormat:
-    return MTPFormat(
-        prefix="mtp.",
-        names=mtp_names(
-            replace_prefix(names, "model.", "mtp."),
-            "mtp.",
-            norm="norm",
-            fusion="fc",
-            embedding_norm="pre_fc_norm_embedding",
-            state_norm="pre_fc_norm_hidden",
-        ),
-        fused=fused_experts("mtp"),
-    )
+HEAD_NAMES: TensorNames = {
+    "norm.weight": f"{HEAD_PREFIX}norm.weight",
+    "fusion.weight": f"{HEAD_PREFIX}fc.weight",
+    "embedding_norm.weight": f"{HEAD_PREFIX}pre_fc_norm_embedding.weight",
+    "state_norm.weight": f"{HEAD_PREFIX}pre_fc_norm_hidden.weight",
+    "embedding.weight": f"{HEAD_PREFIX}embed_tokens.weight",
+}
+
+
+def with_head(family: Family, names: TensorNames) -> Family:
+    """Return a family with the format of its head, whose layer has these `names`.
+
+    Its input is the embedding, then the state after the final norm, as in vLLM
+    (https://github.com/vllm-project/vllm, `qwen3_next_mtp.py`, `qwen3_5_mtp.py`), SGLang
+    (https://github.com/sgl-project/sglang) and llama.cpp (https://github.com/ggml-org/llama.cpp).
+    The head's own state after its norm is its next input.
+    """
+    layer = replace_prefix(names, "model.", HEAD_PREFIX).items()
+    blocks = {ours: theirs for ours, theirs in layer if ours.startswith("blocks.")}
+    own = {**blocks, **HEAD_NAMES}
+    return replace(family, mtp=replace(family, names=own, fused=fused_experts("mtp"), unread=()))
 
 
 DELTA_MODULE = "linear_attn."
@@ -261,15 +273,16 @@ QWEN3_NEXT = Family(
     },
     fixed={"hidden_act": "silu", "decoder_sparse_step": 1},
     ignored=IGNORABLE | words("intermediate_size router_aux_loss_coef output_router_logits"),
+    unread=(HEAD_PREFIX,),
     names={**MIXTURE_NAMES, **GROUPED_NAMES},
     gguf=QWEN3_NEXT_GGUF,
-    mtp=hybrid_mtp(MIXTURE_NAMES),
 )
+QWEN3_NEXT = with_head(QWEN3_NEXT, MIXTURE_NAMES)
 
 
 IGNORED = IGNORABLE | words("mamba_ssm_dtype mtp_use_dedicated_embeddings")
-UNREAD = ("model.visual.",)
-"""Prefix of the tensors for images."""
+UNREAD = ("model.visual.", HEAD_PREFIX)
+"""Prefixes of the tensors for images, and of those of the head."""
 
 QWEN3_5_TEXT = Family(
     name="qwen3_5_text",
@@ -283,8 +296,8 @@ QWEN3_5_TEXT = Family(
     flat=flatten_text,
     names={**HUGGING_FACE_NAMES, **SPLIT_NAMES},
     gguf=QWEN3_5_GGUF,
-    mtp=hybrid_mtp(HUGGING_FACE_NAMES),
 )
+QWEN3_5_TEXT = with_head(QWEN3_5_TEXT, HUGGING_FACE_NAMES)
 
 QWEN3_5 = replace(
     QWEN3_5_TEXT,
@@ -310,8 +323,8 @@ QWEN3_5_MOE_TEXT = replace(
     names={**MIXTURE_NAMES, **SPLIT_NAMES},
     fused=fused_experts("model"),
     gguf=QWEN3_5_MOE_GGUF,
-    mtp=hybrid_mtp(MIXTURE_NAMES),
 )
+QWEN3_5_MOE_TEXT = with_head(QWEN3_5_MOE_TEXT, MIXTURE_NAMES)
 
 QWEN3_5_MOE = replace(
     QWEN3_5_MOE_TEXT,

@@ -13,15 +13,10 @@ from outpace.checkpoints.fields import (
     count,
     field,
     flag,
-    inner,
     mapping,
     number,
     parse_value,
-    published_names,
-    read_fields,
-    refuse_others,
-    refuse_unknown_fields,
-    shorten,
+    read_known_fields,
 )
 from outpace.models.config import Rope
 
@@ -69,10 +64,8 @@ def scaling(config: Fields) -> Fields | None:
         known = ", ".join(ROPE_SCALINGS)
         raise ValueError(f"rope_scaling {kind!r} is not supported; supported: {known}")
     fields, remedy = ROPE_SCALINGS[kind], f"supported: rope_scaling {kind!r} without it"
-    refuse_unknown_fields(config, {*ROPE_KEYS, *ROPE_FIXED, *published_names(fields)}, remedy)
     fixed = {name: ROPE_FIXED[name] for name in ROPE_FIXED.keys() - fields.keys()}
-    refuse_others(config, fixed, {}, remedy)
-    own = read_fields(fields, config)
+    own = read_known_fields(fields, config, fixed=fixed, ignored=ROPE_KEYS, remedy=remedy)
     if kind == "llama3" and own["low_freq_factor"] >= own["high_freq_factor"]:
         raise ValueError("low_freq_factor must be below high_freq_factor")
     return None if kind == "default" else {"rope_type": kind, **own}
@@ -127,7 +120,7 @@ def layer_rope_fields(published: Fields, kind: str) -> Fields:
 REQUIRED_ROPE, FULL_ROPE = Field(ROPE_NAMES, read_required_rope), Field(ROPE_NAMES, read_full_rope)
 
 
-ROTARY_FACTOR, SPREAD = "partial_rotary_factor", "proportional"
+ROTARY_FACTOR = "partial_rotary_factor"
 
 
 def partial_rope(usual: float) -> Field:
@@ -159,19 +152,6 @@ def partial_rope(usual: float) -> Field:
         return replace(ROPE.read({**published, **others}, ours), share=part)
 
     return Field((*ROPE.names, ROTARY_FACTOR), read_value)
-
-
-def read_spread_rope(published: Fields, ours: Fields) -> Rope:
-    """Read the rotary embedding of the fastest pairs of each head in full-attention layers."""
-    part = inner(layer_rope_fields(published, FULL_ATTENTION), "rope_parameters")
-    if (kind := part.get("rope_type")) != SPREAD:
-        raise ValueError(f"rope_type of {FULL_ATTENTION} must be {SPREAD!r}, got {shorten(kind)}")
-    ours = {**ours, "head_dim": ours["global_heads"].head_dim}
-    rope: Rope = partial_rope(1.0).read({"rope_parameters": {**part, "rope_type": "default"}}, ours)
-    return replace(rope, spread=True)
-
-
-SPREAD_ROPE = Field(ROPE.names, read_spread_rope)
 
 
 QUERY_SCALE = "llama_4_scaling_beta"

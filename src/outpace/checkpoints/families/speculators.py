@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from outpace.checkpoints.families.dflash import DFLASH
 from outpace.checkpoints.families.eagle import EAGLE
@@ -11,6 +10,7 @@ from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, replace_pref
 from outpace.checkpoints.fields import (
     Field,
     Fields,
+    choice,
     count,
     field,
     flag,
@@ -30,6 +30,8 @@ SPECULATOR_ALGORITHM, NON_CAUSAL_WINDOW = (
     f"{SPECULATORS_CONFIG}.algorithm",
     "sliding_window_non_causal",
 )
+LAYER_TYPES = {"llama": False, "qwen3": True}
+"""Types of layers, and whether their queries and keys are normed."""
 SPECULATOR_LAYERS = field("aux_hidden_state_layer_ids", some_indices)
 SPECULATOR_IGNORED = {*EAGLE.ignored, "max_anchors", "speculators_version"}
 DRAFT_VOCABULARY = {"draft_vocab": field("draft_vocab_size", count, 32_000)}
@@ -71,13 +73,6 @@ def speculator_feature_layers(published: Fields, ours: Fields) -> tuple[int, ...
     return tuple(layer - 1 for layer in SPECULATOR_LAYERS.read(published, ours))
 
 
-def is_qwen3(value: Any) -> bool:
-    """Parse whether a layer is Qwen3's, with normed queries and keys, instead of Llama's."""
-    if value in ("llama", "qwen3"):
-        return bool(value == "qwen3")
-    raise ValueError("'llama' or 'qwen3'")
-
-
 SPECULATOR_SHARED: Fields = {
     "compared": "the same weights in the plain format",
     "ignored": SPECULATOR_IGNORED,
@@ -90,7 +85,7 @@ EAGLE_SPECULATOR = replace(
     architectures=("Eagle3DraftModel", "Eagle3Speculator"),
     checkpoints=("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",),
     aliases={},
-    fields={**EAGLE.fields, **DRAFT_VOCABULARY, "qk_norm": field("model_type", is_qwen3)}
+    fields={**EAGLE.fields, **DRAFT_VOCABULARY, "qk_norm": field("model_type", choice(LAYER_TYPES))}
     | {"own_embedding": field("embed_requires_grad", flag, False)},
     fixed={**EAGLE.fixed, SPECULATOR_ALGORITHM: "eagle3"},
     stated={**EAGLE.stated, SPECULATOR_TYPE: "eagle3"},

@@ -114,7 +114,6 @@ def has_marker(file: GGUFFile, family: Family) -> bool:
 
 
 def gguf_format(family: Family) -> GGUFFormat:
-    """Return the format of the files of a family that has one."""
     assert family.gguf is not None
     return family.gguf
 
@@ -242,7 +241,6 @@ def convert_metadata(value: Any) -> Any:
 def rope_scaling(
     file: GGUFFile, rope: Mapping[str, Any], fields: Fields, size: int | None
 ) -> dict[str, Any]:
-    """Return the scaling of the rotary embedding."""
     if ROPE_FACTORS in file.tensors:
         return {"rope_scaling": llama3_scaling(file, fields, size)}
     if rope.get("rope_type", "none") == "none":
@@ -251,7 +249,6 @@ def rope_scaling(
 
 
 def llama3_scaling(file: GGUFFile, fields: Fields, size: int | None) -> dict[str, Any]:
-    """Return Llama 3.1's scaling."""
     theta = fields.get("rope_theta", Rope.theta)
     shape = file.tensors[ROPE_FACTORS].shape
     if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):

@@ -396,7 +396,6 @@ def import_gguf() -> ModuleType:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a path names a GGUF file."""
     return path.suffix == GGUF_SUFFIX and not path.is_dir()
 
 

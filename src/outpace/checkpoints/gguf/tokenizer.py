@@ -306,7 +306,6 @@ def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
 
 
 def unknown_tokens(pieces: GGUFVocabulary) -> list[str]:
-    """Return the tokens of type unknown."""
     numbers: list[int] = np.flatnonzero(pieces.kinds == TokenType.UNKNOWN).tolist()
     return [pieces.tokens[number] for number in numbers]
 

@@ -17,7 +17,7 @@ from outpace.checkpoints.fill import is_finite, not_finite_error
 from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predicting_layers
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
 from outpace.checkpoints.stacks import StackEntry, stored_name
-from outpace.checkpoints.weights import CheckpointWeights, TensorPart
+from outpace.checkpoints.weights import CheckpointWeights, TensorIndex, TensorPart
 from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,
@@ -28,7 +28,6 @@ from outpace.kernels.packed import (
 )
 from outpace.models.config import ModelConfig
 from outpace.models.int8 import quantize_weight
-from outpace.models.split import ShardIndex
 
 VOCABULARY_IDS = "d2t"
 """Tensor of the target's ids of a draft's vocabulary; published checkpoints have offsets there."""
@@ -47,7 +46,6 @@ class GGUFWeights(CheckpointWeights):
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return self.file.size
 
     @cached_property
@@ -102,13 +100,12 @@ class GGUFWeights(CheckpointWeights):
         )
 
     def find_tensor(self, name: str) -> tuple[Path, Any]:
-        """Return the file that has a tensor; raise `ValueError` if there is none."""
         for own, _ in self.gguf_names(name):
             if own not in self.file.tensors:
                 raise ValueError(f"{self.folder}: no tensor {own!r} in its weights")
         return self.folder, None
 
-    def read_tensor(self, name: str, shape: tuple[int, ...], index: ShardIndex = ()) -> Tensor:
+    def read_tensor(self, name: str, shape: tuple[int, ...], index: TensorIndex = ()) -> Tensor:
         """Read a dequantized tensor, or the slice at `index`.
 
         Raises:
@@ -162,7 +159,6 @@ class GGUFWeights(CheckpointWeights):
 
     @property
     def has_packed(self) -> bool:
-        """Whether matrices may be stored in a format that `read_packed` reads."""
         return True
 
     def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
@@ -216,7 +212,6 @@ class GGUFWeights(CheckpointWeights):
         return entries
 
     def reorder_rows(self, name: str, rows: Tensor) -> Tensor:
-        """Return rows of the file in the published order."""
         order = find_suffix(self.format.rows, stored_name(name))
         return rows if order is None else rows[order(self.config, len(rows))]
 
@@ -226,12 +221,10 @@ class GGUFWeights(CheckpointWeights):
         return None if order is None else order(self.config, count)
 
     def reorder_columns(self, name: str, matrix: Tensor) -> Tensor:
-        """Return columns of the file in the published order."""
         order = self.column_order(name, matrix.shape[-1])
         return matrix if order is None else matrix[:, order]
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
-        """Raise `ValueError` for tensors that the model does not use."""
         used = {own for name in wanted for own, _ in self.gguf_names(name)}
         unused = {
             name

@@ -6,21 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outpace.checkpoints.fields import (
-    Fields,
-    field,
-    published_names,
-    read_fields,
-    refuse_others,
-    refuse_unknown_fields,
-    words,
-)
+from outpace.checkpoints.fields import Fields, choice, field, read_known_fields, words
 from outpace.checkpoints.quantised.scheme import (
     GroupedCodes,
-    Scheme,
+    GroupedScheme,
     TensorSource,
     group_inputs,
-    is_matrix,
     parse_group_size,
     read_scales,
     unpack_codes,
@@ -32,15 +23,9 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place of each of the eight outputs of a word: even ones come first."""
 
 
-def parse_version(value: object) -> str:
-    if isinstance(value, str) and value.lower() == "gemm":
-        return "gemm"
-    raise ValueError("'gemm'")
-
-
 AWQ_FIELDS: Fields = {
     "size": field("group_size q_group_size", parse_group_size, 128),
-    "version": field("version format", parse_version, "gemm"),
+    "version": field("version format", choice(("gemm", "GEMM")), "gemm"),
 }
 AWQ_FIXED: Fields = {"quant_method": "awq", "bits": 4, "w_bit": 4, "zero_point": True}
 AWQ_IGNORED = words(
@@ -49,46 +34,22 @@ AWQ_IGNORED = words(
 
 
 @dataclass(frozen=True)
-class AWQ(Scheme):
+class AWQ(GroupedScheme):
     """4-bit codes with one scale and zero point per group of `size` inputs."""
 
     size: int
+    bits = 4
     about = AWQ_ABOUT
 
     @classmethod
     def from_config(cls, config: Fields) -> AWQ:
-        """Read a `quantization_config`."""
         remedy = f"supported: {AWQ_ABOUT}"
-        refuse_unknown_fields(
-            config, {*published_names(AWQ_FIELDS), *AWQ_FIXED, *AWQ_IGNORED}, remedy
+        ours = read_known_fields(
+            AWQ_FIELDS, config, fixed=AWQ_FIXED, ignored=AWQ_IGNORED, remedy=remedy
         )
-        refuse_others(config, AWQ_FIXED, {}, remedy)
-        return cls(read_fields(AWQ_FIELDS, config)["size"])
-
-    def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
-        """Return the names of codes, zero points and scales."""
-        stem = name.removesuffix("weight")
-        if not is_matrix(name) or f"{stem}qweight" not in source:
-            return ()
-        return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales"
-
-    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: (codes - zero point) * scale."""
-        return self.read_groups(source, name, shape).dequantize()
-
-    @property
-    def has_int4(self) -> bool:
-        """Whether codes have 4 bits, as all of AWQ have."""
-        return True
-
-    def read_int4(
-        self, source: TensorSource, name: str, shape: tuple[int, ...]
-    ) -> GroupedCodes | None:
-        """Read codes, or return None for an unquantized matrix."""
-        return self.read_groups(source, name, shape) if self.part_names(source, name) else None
+        return cls(ours["size"])
 
     def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
-        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
         codes, zeros, scale = self.part_names(source, name)
         (out, inputs), (count, group) = shape, group_inputs(shape, self.size)
         packed_codes = source.read_stored(codes, ((inputs, -(-out // 8)),), ("I32",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from outpace.checkpoints.fields import (
     Fields,
+    choice,
     field,
     flag,
     mapping,
     parse_value,
-    published_names,
-    read_fields,
-    refuse_others,
+    read_known_fields,
     refuse_unknown_fields,
     shorten,
     words,
@@ -52,7 +51,7 @@ class GroupScheme:
     strategy: str
     size: int
     block: tuple[int, int] | None
-    order: str | None
+    order: str | bool | None
     rounds_rows: bool
 
     @property
@@ -81,7 +80,6 @@ class GroupScheme:
 
     @property
     def has_int4(self) -> bool:
-        """Whether codes have 4 bits, with scales by output or group of inputs."""
         return self.bits == 4 and self.strategy != "block"
 
     def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
@@ -102,7 +100,6 @@ class GroupScheme:
         )
 
     def read_codes(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read codes `i8[out, in]`, or numbers in FP8."""
         if not self.packed:
             return source.read_stored(name, (shape,), (FP8_TYPE if self.kind == "float" else "I8",))
         width = -(-shape[1] * self.bits // 32)
@@ -140,22 +137,11 @@ COMPRESSED_ABOUT = (
 STRATEGIES = ("tensor", "channel", "group", "block")
 COMPRESSED_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
 NUMBER_KINDS = ("int", "float")
-ACTIVATION_ORDERS = ("weight", "static", "group", "dynamic")
+ACTIVATION_ORDERS = (False, "weight", "static", "group", "dynamic")
 """Orders of the inputs before grouping; the last two need a stored group for each input."""
 
 UNUSED_SUFFIXES = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
 """Suffixes of activation scales, which are not used: activations are not quantized by them."""
-
-
-def choice_parser(known: tuple[str, ...]) -> Callable[[Any], str]:
-    """Return a parser that accepts only these values."""
-
-    def parse_choice(value: Any) -> str:
-        if isinstance(value, str) and value in known:
-            return value
-        raise ValueError(" or ".join(map(repr, known)))
-
-    return parse_choice
 
 
 def parse_block_structure(value: Any) -> tuple[int, int]:
@@ -170,22 +156,17 @@ def check_dense(value: Any) -> None:
         raise ValueError("of format 'dense'")
 
 
-def parse_ordering(value: Any) -> str | None:
-    return (
-        None if isinstance(value, bool) and not value else choice_parser(ACTIVATION_ORDERS)(value)
-    )
-
-
 WEIGHT_FIELDS: Fields = {
     "bits": field("num_bits", parse_bits),
-    "kind": field("type", choice_parser(NUMBER_KINDS)),
+    "kind": field("type", choice(NUMBER_KINDS)),
     "symmetric": field("symmetric", flag, True),
-    "strategy": field("strategy", choice_parser(STRATEGIES)),
+    "strategy": field("strategy", choice(STRATEGIES)),
     "size": field("group_size", parse_group_size, -1),
     "block": field("block_structure", parse_block_structure, None),
-    "order": field("actorder", parse_ordering, None),
+    "order": field("actorder", choice(ACTIVATION_ORDERS), None),
 }
-WEIGHT_IGNORED = words("dynamic observer observer_kwargs scale_dtype zp_dtype")
+WEIGHT_FIXED: Fields = {"dynamic": False}
+WEIGHT_IGNORED = words("observer observer_kwargs scale_dtype zp_dtype")
 """Ignored fields about how scales were computed and stored."""
 
 INT8_CODES = {"num_bits": 8, "type": "int", "symmetric": True}
@@ -212,10 +193,10 @@ class CompressedTensors(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> CompressedTensors:
-        """Read a `quantization_config`."""
         remedy = f"supported: {COMPRESSED_ABOUT}"
-        refuse_unknown_fields(config, {*COMPRESSED_FIXED, *COMPRESSED_IGNORED}, remedy)
-        refuse_others(config, COMPRESSED_FIXED, {}, remedy)
+        read_known_fields(
+            {}, config, fixed=COMPRESSED_FIXED, ignored=COMPRESSED_IGNORED, remedy=remedy
+        )
         parse_value("sparsity_config", config.get("sparsity_config") or {}, check_dense)
         config_groups = parse_value("config_groups", config.get("config_groups"), mapping)
         if not config_groups:
@@ -250,7 +231,6 @@ class CompressedTensors(Scheme):
         return parts
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: (codes - zero point) * scale."""
         group_scheme = self.find_group(name)
         assert group_scheme is not None
         if group_scheme.block is not None and group_scheme.strategy == "block":
@@ -261,13 +241,11 @@ class CompressedTensors(Scheme):
 
     @property
     def has_int4(self) -> bool:
-        """Whether a group of modules has 4-bit codes."""
         return any(group.has_int4 for group in self.groups)
 
     def read_int4(
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> GroupedCodes | None:
-        """Read 4-bit codes, or return None for other ones or an unquantized matrix."""
         found = self.find_group(name)
         if found is None or not found.has_int4 or not self.part_names(source, name):
             return None
@@ -276,7 +254,6 @@ class CompressedTensors(Scheme):
     def read_codes(
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
-        """Read 8-bit codes with a scale per output, or return None."""
         group_scheme = self.find_group(name)
         if group_scheme is None or not self.part_names(source, name):
             return None
@@ -291,12 +268,10 @@ class CompressedTensors(Scheme):
         return group_scheme.read_codes(source, name, shape), scale.flatten().contiguous()
 
     def rounds_rows(self, name: str) -> bool:
-        """Return whether the group quantizes activations dynamically."""
         found = self.find_group(name)
         return found is not None and found.rounds_rows
 
     def is_unused(self, source: TensorSource, name: str) -> bool:
-        """Return whether a tensor has activation scales, or zero points that are all zero."""
         if name.endswith("_zero_point") and name.removesuffix("_zero_point") in source:
             return is_all_zero(source, name)
         return name.endswith(UNUSED_SUFFIXES) or super().is_unused(source, name)
@@ -307,13 +282,11 @@ def parse_group(name: str, config: Any, whole_config: Fields) -> GroupScheme:
     try:
         refuse_unknown_fields(config, GROUP_FIELDS, remedy)
         weights = parse_value("weights", config.get("weights"), mapping)
-        refuse_unknown_fields(weights, {*published_names(WEIGHT_FIELDS), *WEIGHT_IGNORED}, remedy)
-        refuse_others(weights, {"dynamic": False}, {}, remedy)
-        ours = read_fields(WEIGHT_FIELDS, weights)
+        ours = read_known_fields(
+            WEIGHT_FIELDS, weights, fixed=WEIGHT_FIXED, ignored=WEIGHT_IGNORED, remedy=remedy
+        )
         number_format = parse_value(
-            "format",
-            config.get("format") or whole_config.get("format"),
-            choice_parser(COMPRESSED_FORMATS),
+            "format", config.get("format") or whole_config.get("format"), choice(COMPRESSED_FORMATS)
         )
         check_weight_fields(ours, number_format)
         targets = parse_value("targets", config.get("targets"), parse_targets)

@@ -7,17 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.checkpoints.fields import (
-    Fields,
-    count,
-    field,
-    parse_value,
-    published_names,
-    read_fields,
-    refuse_others,
-    refuse_unknown_fields,
-    words,
-)
+from outpace.checkpoints.fields import Fields, choice, count, field, read_known_fields, words
 from outpace.checkpoints.quantised.scheme import (
     Scheme,
     TensorSource,
@@ -36,24 +26,18 @@ ROW_SCALE_SUFFIXES = (".input_scale", ".activation_scale")
 
 
 def parse_block(value: Any) -> tuple[int, int]:
-    """Parse the sizes of a block."""
     if isinstance(value, list) and len(value) == 2:
         return count(value[0]), count(value[1])
     raise ValueError("two sizes, such as [128, 128]")
 
 
-def parse_activation_scheme(value: Any) -> str:
-    if value in ("dynamic", "static"):
-        return str(value)
-    raise ValueError("'dynamic' or 'static'")
-
-
 FP8_FIELDS: Fields = {
     "block": field("weight_block_size", parse_block, None),
-    "rows": field("activation_scheme", parse_activation_scheme, "dynamic"),
+    "rows": field("activation_scheme", choice(("dynamic", "static")), None),
+    "format": field("fmt", choice(("e4m3", "float8_e4m3fn")), None),
+    "scales": field("scale_fmt", choice(("float", "ue8m0")), None),
 }
 FP8_FIXED: Fields = {"quant_method": "fp8", "expert_dtype": "fp8"}
-FP8_FORMATS = {"fmt": ("e4m3", "float8_e4m3fn"), "scale_fmt": ("float", "ue8m0")}
 FP8_IGNORED = words(
     "dequantize ignored_layers is_checkpoint_fp8_serialized modules_to_convert "
     "modules_to_not_convert"
@@ -70,15 +54,11 @@ class FP8(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> FP8:
-        """Read a `quantization_config`."""
         remedy = f"supported: {FP8_ABOUT}"
-        refuse_unknown_fields(
-            config, {*published_names(FP8_FIELDS), *FP8_FIXED, *FP8_FORMATS, *FP8_IGNORED}, remedy
+        ours = read_known_fields(
+            FP8_FIELDS, config, fixed=FP8_FIXED, ignored=FP8_IGNORED, remedy=remedy
         )
-        refuse_others(config, FP8_FIXED, {}, remedy)
-        for name, known in FP8_FORMATS.items():
-            parse_value(name, config.get(name), optional_choice_parser(known))
-        return cls(read_fields(FP8_FIELDS, config)["block"])
+        return cls(ours["block"])
 
     def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
         """Return the names of the matrix and its scales."""
@@ -91,7 +71,6 @@ class FP8(Scheme):
         return found[0] if found else f"{name}{SCALE_SUFFIXES[0]}"
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: elements times the scale of their block."""
         scale = self.scale_name(source, name)
         numbers = source.read_stored(name, (shape,), (FP8_TYPE,))
         if self.block is None:
@@ -101,14 +80,4 @@ class FP8(Scheme):
         return scale_blocks(numbers, read_scales(source, scale, grid), self.block)
 
     def is_unused(self, source: TensorSource, name: str) -> bool:
-        """Return whether a tensor has activation scales or changes nothing for another reason."""
         return name.endswith(ROW_SCALE_SUFFIXES) or super().is_unused(source, name)
-
-
-def optional_choice_parser(known: tuple[str, ...]) -> Any:
-    def parse_choice(value: Any) -> Any:
-        if value is None or value in known:
-            return value
-        raise ValueError(" or ".join(map(repr, known)))
-
-    return parse_choice

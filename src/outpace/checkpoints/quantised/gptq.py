@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from outpace.checkpoints.fields import (
-    Fields,
-    field,
-    flag,
-    published_names,
-    read_fields,
-    refuse_others,
-    refuse_unknown_fields,
-    words,
-)
+from outpace.checkpoints.fields import Fields, choice, field, flag, read_known_fields, words
 from outpace.checkpoints.quantised.scheme import (
     GroupedCodes,
-    Scheme,
+    GroupedScheme,
     TensorSource,
     group_inputs,
-    is_matrix,
     parse_bits,
     parse_group_size,
     read_group_indices,
@@ -32,18 +20,13 @@ from outpace.checkpoints.quantised.scheme import (
 GPTQ_ABOUT = "GPTQ of 4 or 8 bits in the formats gptq and gptq_v2"
 
 
-def parse_zero_step(value: object) -> int:
-    """Parse a format's name to the number that is added to its stored zero points."""
-    steps = {"gptq": 1, "gptq_v2": 0}
-    if isinstance(value, str) and value in steps:
-        return steps[value]
-    raise ValueError(f"{' or '.join(map(repr, steps))}")
-
+ZERO_STEPS = {"gptq": 1, "gptq_v2": 0}
+"""Formats, and the number that is added to their stored zero points."""
 
 GPTQ_FIELDS: Fields = {
     "bits": field("bits", parse_bits),
     "size": field("group_size", parse_group_size),
-    "step": field("checkpoint_format format", parse_zero_step, 1),
+    "step": field("checkpoint_format format", choice(ZERO_STEPS), 1),
     "sym": field("sym", flag, True),
     "desc_act": field("desc_act", flag, False),
 }
@@ -61,7 +44,7 @@ GPTQ_IGNORED = words(
 
 
 @dataclass(frozen=True)
-class GPTQ(Scheme):
+class GPTQ(GroupedScheme):
     """Codes of `bits` bits with one scale and zero point per group of inputs.
 
     Attributes:
@@ -80,44 +63,22 @@ class GPTQ(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> GPTQ:
-        """Read a `quantization_config`."""
         remedy = f"supported: {GPTQ_ABOUT}"
-        refuse_unknown_fields(
-            config, {*published_names(GPTQ_FIELDS), *GPTQ_FIXED, *GPTQ_IGNORED}, remedy
+        ours = read_known_fields(
+            GPTQ_FIELDS, config, fixed=GPTQ_FIXED, ignored=GPTQ_IGNORED, remedy=remedy
         )
-        refuse_others(config, GPTQ_FIXED, {}, remedy)
-        ours = read_fields(GPTQ_FIELDS, config)
         return cls(
             ours["bits"], ours["size"], ours["step"], ours["desc_act"] and ours["size"] != -1
         )
 
     def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
-        """Return the names of codes, zero points, scales and, if stored, input groups."""
-        stem = name.removesuffix("weight")
-        if not is_matrix(name) or f"{stem}qweight" not in source:
-            return ()
-        mixed = (f"{stem}g_idx",) if self.has_group_indices or f"{stem}g_idx" in source else ()
-        return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales", *mixed
-
-    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: (codes - zero point) * scale."""
-        return self.read_groups(source, name, shape).dequantize()
-
-    @property
-    def has_int4(self) -> bool:
-        """Whether codes have 4 bits."""
-        return self.bits == 4
-
-    def read_int4(
-        self, source: TensorSource, name: str, shape: tuple[int, ...]
-    ) -> GroupedCodes | None:
-        """Read 4-bit codes, or return None for other ones or an unquantized matrix."""
-        if not self.has_int4 or not self.part_names(source, name):
-            return None
-        return self.read_groups(source, name, shape)
+        mixed = f"{name.removesuffix('weight')}g_idx"
+        parts = super().part_names(source, name)
+        if parts and (self.has_group_indices or mixed in source):
+            return *parts, mixed
+        return parts
 
     def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
-        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
         codes, zeros, scale, *mixed = self.part_names(source, name)
         count, group = group_inputs(shape, self.size)
         if mixed:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.checkpoints.fields import Fields, refuse_others, refuse_unknown_fields
+from outpace.checkpoints.fields import Fields, read_known_fields
 from outpace.checkpoints.quantised.scheme import Scheme, TensorSource
 from outpace.checkpoints.stacks import StackEntry
 
@@ -52,20 +52,17 @@ class MXFP4(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> MXFP4:
-        """Read a `quantization_config`; raise `ValueError` for an unsupported field or value."""
-        refuse_unknown_fields(config, {*MXFP4_FIXED, *MXFP4_IGNORED}, f"supported: {MXFP4_ABOUT}")
-        refuse_others(config, MXFP4_FIXED, {}, f"supported: {MXFP4_ABOUT}")
+        remedy = f"supported: {MXFP4_ABOUT}"
+        read_known_fields({}, config, fixed=MXFP4_FIXED, ignored=MXFP4_IGNORED, remedy=remedy)
         return cls()
 
     def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
-        """Return the names of an entry's blocks and scales; empty if it is not quantized."""
         entry = StackEntry.from_name(name)
         if entry is None or entry.stack in source or entry.stack + MXFP4_SUFFIXES[0] not in source:
             return ()
         return tuple(f"{entry.stack}{part}[{entry.number}]" for part in MXFP4_SUFFIXES)
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read one matrix of a stack."""
         blocks, scales = self.part_names(source, name)
         rows, columns = shape
         return dequantize_blocks(

@@ -121,6 +121,36 @@ class Scheme(ABC):
         return bool(self.part_names(source, matrix)) and is_all_zero(source, name)
 
 
+class GroupedScheme(Scheme):
+    """Codes of all matrices in words, with a scale and a zero point per group of inputs."""
+
+    bits: int
+
+    @abstractmethod
+    def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
+        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
+
+    def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
+        stem = name.removesuffix("weight")
+        if not is_matrix(name) or f"{stem}qweight" not in source:
+            return ()
+        return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales"
+
+    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.read_groups(source, name, shape).dequantize()
+
+    @property
+    def has_int4(self) -> bool:
+        return self.bits == 4
+
+    def read_int4(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
+    ) -> GroupedCodes | None:
+        if not self.has_int4 or not self.part_names(source, name):
+            return None
+        return self.read_groups(source, name, shape)
+
+
 def is_all_zero(source: TensorSource, name: str) -> bool:
     """Return whether a stored tensor has only zeros."""
     return not bool(source.read_stored(name, (), ()).any())
@@ -213,7 +243,6 @@ def parse_group_size(value: Any) -> int:
 
 
 def parse_bits(value: Any) -> int:
-    """Parse the number of bits of a code."""
     if is_whole_number(value) and value in (4, 8):
         return int(value)
     raise ValueError("4 or 8")

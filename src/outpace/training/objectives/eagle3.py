@@ -68,7 +68,7 @@ class Eagle3(Objective):
 
     def bind(self, config: ModelConfig) -> Self:
         """Set the length; `ValueError` unless it is an EAGLE draft."""
-        if config.kind is not Kind.EAGLE or config.mtp is not None:
+        if config.kind is not Kind.EAGLE or config.is_head:
             raise ValueError(
                 f"eagle3 needs a draft that extends features, and {config.architecture} is not "
                 "one; give [model] a target and the configuration of such a draft"
