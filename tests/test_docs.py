@@ -159,6 +159,9 @@ def test_commands_are_accepted(path: Path) -> None:
                 assert words[0] == "-c" or is_program or is_module
             case "outpace":
                 check(words)
+            case "torchrun":
+                assert words[2:4] == ["-m", "outpace"] and words[1] == words[-1]
+                check(words[4:])
             case _:
                 assert program in ("curl", "mkdir")
 

@@ -99,10 +99,14 @@ def test_what_cannot_be_had_is_a_fault(scripts: list[list[Any]], status: int) ->
     assert refused.value.status == status and refused.value.headers["Retry-After"]
 
 
-def test_open_servers_without_a_key_are_refused() -> None:
-    models = {"m": Entry(path="tiny-ar")}
-    with pytest.raises(ValueError, match="API key"):
-        application(Config(server=Settings(host="0.0.0.0"), models=models))
+@pytest.mark.parametrize(
+    ("server", "entry", "named"),
+    [({}, {"tensor_parallel": 2}, "tensor_parallel"), ({"host": "0.0.0.0"}, {}, "API key")],
+)
+def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -> None:
+    models = {"m": Entry(path="tiny-ar", **entry)}
+    with pytest.raises(ValueError, match=named):
+        application(Config(server=Settings(**server), models=models))
 
 
 QUESTIONS = [problem.question + "\n" for problem in story_problems("test", 16)]

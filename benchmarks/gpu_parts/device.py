@@ -53,7 +53,7 @@ class Where:
 
     def runner(self, name: str, model: Stack, slots: int) -> Runner:
         """A model with a cache that is full of random numbers, and finds nothing in it."""
-        record = make_recorder(self.graphs, torch.device(self.device))
+        record = make_recorder(self.graphs, torch.device(self.device), 1)
         runner = Runner(
             name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
         )

@@ -239,9 +239,12 @@ def test_compiled_model_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("param", "check"), [("graphs", make_recorder), ("compile", check_compilation)]
 )
-@pytest.mark.parametrize("wanted", [True, 1, "yes"])
+@pytest.mark.parametrize(
+    ("wanted", "device", "processes"),
+    [(True, CPU, 1), (True, torch.device("cuda"), 2), (1, CPU, 1), ("yes", CPU, 1)],
+)
 def test_unavailable_options_are_refused(
-    wanted: object, param: str, check: Callable[..., object]
+    wanted: object, device: torch.device, processes: int, param: str, check: Callable[..., object]
 ) -> None:
     with refuses(param):
-        check(wanted, CPU)
+        check(wanted, device, processes)

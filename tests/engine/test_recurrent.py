@@ -41,6 +41,7 @@ from outpace.engine.recurrent import share_budget, state_bytes
 from outpace.engine.runner import Runner
 from outpace.kernels.gated_delta import DeltaState, find_delta_loop
 from outpace.methods import Autoregressive, DFlash, Eagle, Lookup, Method, Speculative, WeDLM
+from outpace.models.split import ModelShard
 from outpace.models.transformer import Stack
 from outpace.training.weights import check_trainable
 from refusal import refuses
@@ -256,7 +257,11 @@ def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> 
         check_models(WeDLM(), target, config)
     with refuses("mask_id"):
         LLM(target, mask_id=MASK)
-    for refused in (lambda: compile_layers(TARGET), lambda: check_trainable(TARGET.config)):
+    for refused in (
+        lambda: ModelShard(0, 2).shard_config(TARGET.config),
+        lambda: compile_layers(TARGET),
+        lambda: check_trainable(TARGET.config),
+    ):
         with pytest.raises(ValueError, match="delta"):
             refused()
 

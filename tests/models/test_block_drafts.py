@@ -18,6 +18,7 @@ from outpace.decoding import FULL, Forward, Prediction, Sample, Sampling
 from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.draft import DFlash2Draft, DFlashDraft, DSparkDraft
+from outpace.models.split import ModelShard
 from outpace.training.objectives.dflash import DFlash as Objective
 from refusal import refuses
 
@@ -461,6 +462,9 @@ def test_other_fields_are_refused(kind: str, changes: dict[str, Any], field: str
 def test_other_targets_and_uses_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="25"):
         load_draft(folders["dspark"], causal_model(vocab_size=25))
+    for fields in FIELDS.values():
+        with pytest.raises(ValueError, match=fields()["architectures"][0]):
+            ModelShard(0, 2).shard_config(translate_config(fields()))
     with pytest.raises(ValueError, match="convolutions"):
         Objective().bind(translate_config(dflash2_fields()))
     unsure = write_draft(tmp_path / "draft", "dspark", enable_confidence_head=False)

@@ -118,6 +118,7 @@ def test_a_server_that_stops_ends_waiting_requests(
     [
         ({"keep": "10m", "lazy": False}, "keep"),
         *(({"keep": keep}, "keep") for keep in ("10", "-1s", "1.5h", "\u0663m", "1m\n")),
+        ({"tensor_parallel": 2}, "lazy"),
         ({"quantize": "zip"}, "quantize"),
         ({"dtype": "int3"}, "dtype"),
         ({"device": "abacus"}, "device"),

@@ -94,10 +94,16 @@ def test_key_is_not_revealed(tmp_path: Path) -> None:
     assert refused.value.param == "server.api_key" and "123456" not in str(refused.value)
 
 
-def test_models_in_conflict_are_refused() -> None:
-    models: dict[str, dict[str, Any]] = {"a": {"adapters": {"b": "x"}}, "a:b": {}}
+@pytest.mark.parametrize(
+    ("param", "models"),
+    [
+        ("adapters", {"a": {"adapters": {"b": "x"}}, "a:b": {}}),
+        ("tensor_parallel", {"a": {}, "b": {"tensor_parallel": 2}}),
+    ],
+)
+def test_models_in_conflict_are_refused(param: str, models: dict[str, dict[str, Any]]) -> None:
     entries = {name: Entry(path="tiny-ar", **given) for name, given in models.items()}
-    with refuses("adapters"):
+    with refuses(param):
         Config(models=entries).check_consistency()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -53,6 +54,7 @@ from outpace.engine.pairing import (
 )
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
+from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import ContextError, OptionError
 from outpace.measurements import MeasurementFile
 from outpace.methods import METHODS, Method
@@ -282,7 +284,8 @@ def check_head(name: str, config: ModelConfig) -> None:
 
 def load_further(llm: LLM, name: str) -> Stack:
     """Load a further model of a method: an independent model, or a draft for the target."""
-    more: dict[str, Any] = {"max_length": llm.max_length, "quantize": llm.quantize}
+    limits = {"max_length": llm.max_length, "quantize": llm.quantize}
+    more: dict[str, Any] = {**limits, "share": llm.group.share}
     if load_config(name).kind not in DRAFT_KINDS:
         return load_model(name, dtype=llm.dtype, device=llm.device, **more)
     try:
@@ -311,6 +314,8 @@ class LLM:
         max_rows: Maximum number of rows (query tokens) per pass.
         max_sequences: Maximum number of running requests.
         prefix_cache: Whether causal models reuse the cache of prompts with a common prefix.
+        tensor_parallel: Number of processes, started together, that split each model. All but the
+            first execute commands of the first in the constructor, then raise `SystemExit`.
         attention: Attention back end: `auto`, `dense`, `compiled` (CPU) or `triton` (GPU).
         graphs: Whether to record passes as CUDA graphs (GPU only).
         compile: Whether to compile layers with `torch.compile` (GPU only).
@@ -336,6 +341,7 @@ class LLM:
         max_rows: int = 2048,
         max_sequences: int = 256,
         prefix_cache: bool = True,
+        tensor_parallel: int = 1,
         attention: str = "auto",
         graphs: bool = False,
         compile: bool = False,
@@ -343,11 +349,15 @@ class LLM:
     ) -> None:
         check_cache_gib(cache_gib)
         check_type("prefix_cache", prefix_cache, bool)
-        self.device, self.dtype = resolve_types(device, dtype, quantize, attention, compile, graphs)
+        self.device, self.dtype = resolve_types(
+            device, dtype, quantize, attention, compile, graphs, tensor_parallel
+        )
         own: dict[str, Any] = {"attention": attention, "compile": compile}
-        own |= {"record": make_recorder(graphs, self.device)}
+        own |= {"record": make_recorder(graphs, self.device, tensor_parallel)}
         self.runner_options = own | {"prefix_cache": prefix_cache}
-        quantize = default_quantize(quantize, dtype, self.device)
+        self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
+        self.device = self.group.device
+        quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
         self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
@@ -380,13 +390,14 @@ class LLM:
         self, folder: Path, adapters: Mapping[str, str | Path] | None, **options: Any
     ) -> Runner:
         """Load the target, with the adapters that requests select; return its runner."""
-        own = self.runner_options
+        own, share = self.runner_options, self.group.share
         used = {"graphs": own["record"] is not None, "compile": own["compile"]}
-        check_adapters(adapters, **used)
+        check_adapters(adapters, **used, tensor_parallel=share is not None)
         updates = load_adapters(adapters or {}, self.config, self.dtype)
         self.adapters = (*updates,)
-        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "share": share}
         self.model = load_model(folder, quantize=self.quantize, **to, **options)
+        self.group.start_workers(self.model, partial(load_further, self), own["attention"])
         return self.add_runner(self.name, self.model, self.text.vocab_size, updates)
 
     def add_runner(
@@ -401,7 +412,9 @@ class LLM:
         sizes: dict[str, Any] = share_budget(
             model.config, self.dtype, budget, self.engine.max_sequences
         )
-        runner = Runner(name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options)
+        runner = self.group.make_runner(
+            name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options
+        )
         self.engine.add_runner(runner)
         self.runners[name] = runner
         return runner

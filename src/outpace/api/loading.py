@@ -67,6 +67,15 @@ class LoadOptions:
     max_rows: Annotated[int, Info(bounds={"ge": 1})] = 2048
     max_sequences: Annotated[int, Info(bounds={"ge": 1})] = 256
     prefix_cache: Annotated[bool, Info()] = True
+    tensor_parallel: Annotated[
+        int,
+        Info(
+            "Number of torchrun processes that split each model.",
+            "loading",
+            shows=True,
+            bounds={"ge": 1},
+        ),
+    ] = 1
     attention: Annotated[
         str,
         Info(
@@ -95,6 +104,7 @@ def resolve_types(
     attention: str,
     compile: bool,
     graphs: bool,
+    tensor_parallel: int,
 ) -> tuple[torch.device, torch.dtype]:
     """Return device and data type for options of an `LLM`.
 
@@ -105,6 +115,6 @@ def resolve_types(
     dtype = resolve_dtype(dtype, device)
     check_quantize(quantize, device, dtype)
     check_backend(attention, device)
-    check_compilation(compile, device)
-    check_graphs(graphs, device)
+    check_compilation(compile, device, tensor_parallel)
+    check_graphs(graphs, device, tensor_parallel)
     return device, dtype

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outpace.checkpoints.adapter import Adapter
 from outpace.checkpoints.families import config_family
@@ -64,13 +65,15 @@ def fill_model(
     read_stored: ReadStored | None = None,
     narrow: Quantizer | None = None,
     rounds_published: bool = False,
+    parts_by_name: Mapping[str, Sequence[TensorPart]] | None = None,
 ) -> None:
     """Give a model on the meta device its parameters, with an adapter's updates added.
 
     Matrices that `read_stored` reads keep their stored format. `narrow` converts other modules one
-    by one to limit memory, from the published dtype with `rounds_published`.
+    by one to limit memory, from the published dtype with `rounds_published`. `parts_by_name`
+    defaults to whole tensors.
     """
-    parts_by_name = parameter_parts(model, weights)
+    parts_by_name = parts_by_name or parameter_parts(model, weights)
     names = {piece.source for parts in parts_by_name.values() for piece in parts}
     tables = fill_tables(model, weights, device)
     weights.check_names(model.config, names | tables | check_borrowed_embedding(model, weights))
@@ -98,6 +101,8 @@ def fill_model(
                 for piece in parts_by_name[name]
             ]
             whole = torch.cat(found) if len(found) > 1 else found[0]
+            if missing := len(parameter) - len(whole):  # the last shard of a vocabulary is padded
+                whole = F.pad(whole, (0, 0, 0, missing))
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
         if stored is not None:
@@ -164,7 +169,7 @@ def fill_tables(model: Stack, weights: CheckpointWeights, device: torch.device |
 def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[str]:
     """Check a draft's copy of the embedding that it borrows from its target.
 
-    A quantized embedding of the target cannot be compared and is assumed equal.
+    A quantized or sharded embedding of the target cannot be compared and is assumed equal.
 
     Returns:
         Published names of the copied tensors.
@@ -173,7 +178,7 @@ def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[st
         return set()
     (name,) = copied
     lender, size = model.lender[0].embedding, (model.config.vocab, model.config.dim)
-    if is_quantized(lender):
+    if is_quantized(lender) or lender.num_embeddings != size[0]:
         return copied
     for first in range(0, size[0], EMBEDDING_CHUNK_ROWS):
         ids = torch.arange(first, min(first + EMBEDDING_CHUNK_ROWS, size[0]))
@@ -206,9 +211,9 @@ def read_part(
     """Read a part with its adapter update; by default in the published type, at most float32."""
     source = piece.source
     if adapter is not None and source in adapter.updates:
-        tensor = adapter.merge_weight(source, weights.read_tensor(source, piece.shape))
+        tensor = adapter.merge_weight(source, weights.read_tensor(source, piece.shape))[piece.index]
     else:
-        tensor = weights.read_tensor(source, piece.shape)
+        tensor = weights.read_tensor(source, piece.shape, piece.index)
     if dtype is None:
         dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
     tensor = tensor.to(device, dtype)
@@ -227,5 +232,7 @@ def not_finite_error(path: Path, name: str, dtype: torch.dtype) -> ValueError:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite; NaN and infinity propagate to the extremes."""
+    if not tensor.numel():  # a shard past the end of a small vocabulary
+        return True
     low, high = torch.aminmax(tensor)
     return bool(low.isfinite() & high.isfinite())

@@ -35,7 +35,7 @@ from outpace.checkpoints.lookup import KNOWN_DRAFTS
 from outpace.checkpoints.lookup import family_of as family_of
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.tokenizer import TOKENIZER_CLASSES, read_tokenizer
-from outpace.checkpoints.weights import CheckpointWeights
+from outpace.checkpoints.weights import CheckpointWeights, sharded_parts
 from outpace.checkpoints.weights import save_model as save_model
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.errors import OptionError, prefix_error
@@ -44,6 +44,7 @@ from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model, mtp_config
 from outpace.models.low_bits import build_cpu_quantizer, build_quantizer, check_quantize
 from outpace.models.packed import log_packed
+from outpace.models.split import ModelShard, keep_one_bias, parallelize_model
 from outpace.models.transformer import Stack, Transformer
 from outpace.tokenizer import Tokenizer
 
@@ -215,19 +216,20 @@ def load_model(
     mask_id: int | None = None,
     quantize: str | None = None,
     plain: bool = False,
+    share: ModelShard | None = None,
 ) -> Transformer:
     """Load a model in its published format, and merge an adapter if one is given.
 
     `max_length` limits the rotary tables, and `mask_id` overrides the mask token. `quantize` is
     `int8`, `int4`, or `native` for stored blocks of 4 to 8 bits on a CPU, or `fp8`, `int8` or
     `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on a CPU;
-    `plain` dequantizes these too, as training needs. Raises `ValueError` for a missing tensor or
-    wrong shape, and for a draft, which needs its target.
+    `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
+    `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
     folder = resolve_checkpoint(name)
     config = target_config(folder, max_length=max_length, mask_id=mask_id)
     update = None if adapter is None else load_adapter(adapter)
-    return build_model(Transformer, config, folder, dtype, device, update, quantize, plain)
+    return build_model(Transformer, config, folder, dtype, device, update, quantize, plain, share)
 
 
 def load_draft(
@@ -237,6 +239,7 @@ def load_draft(
     max_length: int | None = None,
     quantize: str | None = None,
     plain: bool = False,
+    share: ModelShard | None = None,
 ) -> Draft:
     """Load a draft that reads the features of `target`, with the target's dtype and device.
 
@@ -258,6 +261,7 @@ def load_draft(
         like.device,
         quantize=quantize,
         plain=plain,
+        share=share,
     )
 
 
@@ -273,29 +277,38 @@ def build_model(
     adapter: Adapter | None = None,
     quantize: str | None = None,
     plain: bool = False,
+    share: ModelShard | None = None,
 ) -> StackType:
     check_quantize(quantize, device, dtype)
     with ExitStack() as stack:
         weights = open_weights(folder, config, stack)
         weights.check_depth(config)
+        wanted = None
         try:
             with torch.device("meta"):
                 model = make(config)
+                if share is not None:
+                    whole, model = model, make(share.shard_config(config))
+                    parallelize_model(model, share)
+                    wanted = sharded_parts(model, whole, share)
             narrow = build_quantizer(model, quantize, device)
             rounds = build_cpu_quantizer(model, quantize, dtype) if narrow is None else None
         except ValueError as error:
             raise prefix_error(str(folder), error) from error
-        keeps = not plain and torch.device(device).type == "cpu"
+        keeps = not plain and share is None and torch.device(device).type == "cpu"
         read, packs = build_stored_reader(weights, quantize, dtype) if keeps else (None, False)
         fill_model(
             *(model, weights, dtype, device, adapter),
             read_stored=read,
             narrow=narrow or rounds,
             rounds_published=rounds is not None,
+            parts_by_name=wanted,
         )
         weights.log_unpacked()
     if packs or quantize == "int4":
         log_packed(folder, model)
+    if share is not None:
+        keep_one_bias(model, share)
     return model
 
 

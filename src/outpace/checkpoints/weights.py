@@ -30,18 +30,26 @@ from outpace.kernels.packed import PackedMatrix
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
+from outpace.models.split import ModelShard, ShardIndex
 from outpace.models.transformer import Stack, Transformer
 
-TensorIndex = tuple[slice, ...]
-"""Slices of a tensor to read; empty for all of it."""
+STACKED_PARAMETERS = (".qkv.", ".gate_up.")
+"""Parts of the names of parameters that stack several matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """A published tensor that is a parameter or a part of one, by its name."""
+    """A published tensor, or the slice of it that a process holds.
+
+    Attributes:
+        source: Published name.
+        shape: Shape of the whole tensor.
+        index: Slice that is read; empty for all.
+    """
 
     source: str
     shape: tuple[int, ...]
+    index: ShardIndex = ()
 
 
 def source_tensors(
@@ -65,6 +73,35 @@ def parameter_parts(model: Stack, stored: Container[str]) -> dict[str, list[Tens
         ]
         for name, parameter in model.named_parameters()
     }
+
+
+def sharded_parts(model: Stack, whole: Stack, share: ModelShard) -> dict[str, list[TensorPart]]:
+    """Return the parts of each parameter of a shard of the `whole` model, in stacking order."""
+    own = dict(model.named_parameters())
+    made: dict[str, list[TensorPart]] = {}
+    for name, parameter in whole.named_parameters():
+        names, rest = config_family(whole.config).tensor_names(name), tuple(parameter.shape[1:])
+        sizes = (
+            stacked_sizes(whole, name, len(parameter)),
+            stacked_sizes(model, name, len(own[name])),
+        )
+        made[name] = []
+        for number, (size, rows) in enumerate(zip(*sizes, strict=True)):
+            # Stacked matrices are sharded one by one, even if they are published as one tensor.
+            apart = len(names) > 1
+            source, total = (names[number], size) if apart else (names[0], len(parameter))
+            before = 0 if apart else sum(sizes[0][:number])
+            index = share.shard_index((size, *rest), (rows, *own[name].shape[1:]), before)
+            made[name].append(TensorPart(source, (total, *rest), index))
+    return made
+
+
+def stacked_sizes(model: Stack, name: str, rows: int) -> tuple[int, ...]:
+    return (
+        part_sizes(model.config, name)
+        if any(part in name for part in STACKED_PARAMETERS)
+        else (rows,)
+    )
 
 
 LOG = logging.getLogger(__name__)
@@ -134,7 +171,7 @@ class CheckpointWeights:
         name: str,
         shapes: Collection[tuple[int, ...]],
         kinds: Collection[str],
-        index: TensorIndex = (),
+        index: ShardIndex = (),
     ) -> Tensor:
         """Read a stored tensor, or an entry of a stack.
 
@@ -182,7 +219,7 @@ class CheckpointWeights:
         """Return the stored tensors of a quantized matrix; empty if it is not quantized."""
         return () if self.scheme is None else self.scheme.part_names(self, name)
 
-    def read_tensor(self, name: str, shape: tuple[int, ...], index: TensorIndex = ()) -> Tensor:
+    def read_tensor(self, name: str, shape: tuple[int, ...], index: ShardIndex = ()) -> Tensor:
         """Read a dequantized tensor, or the slice at `index`.
 
         Raises:

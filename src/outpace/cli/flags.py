@@ -283,6 +283,9 @@ class LoadFlags(FlagGroup):
         llms: dict[str, LLM] = {}
         pairs = list(pairs)
         self.check_methods(pairs)
+        if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
+            message = "--tensor-parallel supports a single model: remove the others"
+            raise OptionError("tensor_parallel", self.tensor_parallel, message)
         for model, method in pairs:
             if model not in llms:
                 # No method may profit from the prompt cache of another.

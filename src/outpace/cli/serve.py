@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
@@ -126,7 +127,12 @@ def load_service(config: Config, engine: EngineHandle | None = None) -> Service:
     """Load all models and return their server."""
     from outpace.server.service import Service
 
-    return Service.start_engine_process(config, engine, small=are_small(config.models))
+    small = are_small(config.models)
+    if all(entry.tensor_parallel == 1 for entry in config.models.values()):
+        return Service.start_engine_process(config, engine, small=small)
+    if small:
+        torch.set_num_threads(1)  # before layouts are tried
+    return Service.load(config)  # torchrun started the processes
 
 
 def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,6 +148,8 @@ class PagedCache:
         self.names_by_page: dict[int, bytes] = {}
         self.states_by_name: dict[bytes, PageStates] = {}
         """Recurrent states at the ends of named pages, the least recently used first."""
+        self.on_write: Callable[[Sequence[int], Sequence[int]], None] = ignore_write
+        """Called with sources and targets before a copy, without sources before an erase."""
 
     def __len__(self) -> int:
         return self.num_pages * PAGE_SIZE
@@ -221,6 +223,7 @@ class PagedCache:
             self.forget_page(page)
         table.cached_text.clear()
         table.page_names.clear()
+        self.on_write([], exclusive)
         self.erase_pages(exclusive)
 
     def recount_references(self, tables: Iterable[PageTable]) -> None:
@@ -276,11 +279,16 @@ class PagedCache:
         self.clock += len(pages)
 
     def copy_pages(self, sources: Sequence[int], pages: Sequence[int]) -> None:
+        self.on_write(sources, pages)
         paged = self.memory.unflatten(2, (-1, PAGE_SIZE))
         paged[:, :, pages] = paged[:, :, sources]
 
     def erase_pages(self, pages: Sequence[int]) -> None:
         self.memory.unflatten(2, (-1, PAGE_SIZE))[:, :, pages] = 0
+
+
+def ignore_write(sources: Sequence[int], pages: Sequence[int]) -> None:
+    """Do nothing: no other process mirrors these pages."""
 
 
 def contiguous_starts(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.attention import Attend, Attention
-from outpace.models.device import check_gpu
+from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
 from outpace.models.replacement import Replacement
 from outpace.models.transformer import Block, Stack
@@ -28,12 +28,12 @@ AfterAttention = Callable[[Block, Tensor, Tensor], Tensor]
 BlockFunction = TypeVar("BlockFunction", BeforeAttention, AfterAttention)
 
 
-def check_compilation(wanted: bool, device: torch.device) -> None:
+def check_compilation(wanted: bool, device: torch.device, processes: int) -> None:
     """Raise `ValueError` where layers cannot be compiled."""
     check_type("compile", wanted, bool)
     if not wanted:
         return
-    check_gpu("compile", device)
+    check_single_gpu("compile", device, processes)
     if find_spec("triton") is None:
         message = "compile needs the package triton, which is part of PyTorch for a GPU"
         raise OptionError("compile", wanted, message)

@@ -20,7 +20,7 @@ from outpace.engine.cache import PageTable
 from outpace.engine.pack import ScheduledForward
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
-from outpace.models.device import check_gpu
+from outpace.models.device import check_single_gpu
 from outpace.models.transformer import Stack
 
 LOG = logging.getLogger(__name__)
@@ -72,21 +72,21 @@ class CudaGraphRecorder:
         return graph.replay, states
 
 
-def make_recorder(graphs: bool, device: torch.device) -> PassRecorder | None:
+def make_recorder(graphs: bool, device: torch.device, processes: int) -> PassRecorder | None:
     """Return a recorder of passes on a device; None where graphs are off.
 
     Raises:
         ValueError: graphs are not available here.
     """
-    check_graphs(graphs, device)
+    check_graphs(graphs, device, processes)
     return CudaGraphRecorder() if graphs else None
 
 
-def check_graphs(graphs: bool, device: torch.device) -> None:
+def check_graphs(graphs: bool, device: torch.device, processes: int) -> None:
     """Raise `OptionError` where graphs are wanted and not available."""
     check_type("graphs", graphs, bool)
     if graphs:
-        check_gpu("graphs", device)
+        check_single_gpu("graphs", device, processes)
 
 
 @dataclass(slots=True)

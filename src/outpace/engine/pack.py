@@ -224,7 +224,7 @@ class TransferBuffer:
         if total > len(self.device_memory):
             self.grow(2 * total)
         host = self.host_memory(total)
-        array = host.numpy()
+        self.array = array = host.numpy()
         array[: len(ids)] = ids
         np.concatenate([part for group in groups for part in group], out=array[len(ids) :])
         copied = self.device_memory[:total]
@@ -267,11 +267,14 @@ class PackedPass:
         wanted: `i64[R]` rows whose logits are wanted, grouped by read type; None for all rows in
             order.
         groups: the forwards with wanted logits, by type of read.
+        sizes: lengths of the integer arrays in the buffer: ids, positions, slots, wanted rows,
+            positions of context.
     """
 
     batch: AttentionBatch
     wanted: Tensor | None
     groups: list[ReadGroup]
+    sizes: list[int]
 
 
 def pack_pass(
@@ -332,4 +335,5 @@ def pack_pass(
         features=features,
         plan_arrays=parts[5:],
     )
-    return PackedPass(batch, None if in_order else parts[3], [*groups.values()])
+    wanted, sizes = None if in_order else parts[3], list(map(len, parts[:5]))
+    return PackedPass(batch, wanted, [*groups.values()], sizes)

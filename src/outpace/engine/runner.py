@@ -268,11 +268,15 @@ class Runner:
             first += sum(counts)
         return parts
 
-    def compute_logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
-        """Return the logits of the first `vocab` tokens, the mask banned; float32 if `exact`."""
+    def apply_head(self, hidden: Tensor, rows: slice) -> Tensor:
+        """Return the logits `[r, V]` of some of the hidden states of a pass."""
         if self.adapters is not None:
             self.adapters.rows.begin = rows.start
-        logits = self.model.compute_logits(hidden[rows])[:, : self.vocab]
+        return self.model.compute_logits(hidden[rows])
+
+    def compute_logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
+        """Return the logits of the first `vocab` tokens, the mask banned; float32 if `exact`."""
+        logits = self.apply_head(hidden, rows)[:, : self.vocab]
         if exact:
             logits = logits.float()
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:

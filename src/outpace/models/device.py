@@ -34,10 +34,13 @@ def computes_bfloat16(device: torch.device) -> bool:
     return device.type != "cpu" or has_isa(Isa.AVX512_BF16)
 
 
-def check_gpu(option: str, device: torch.device) -> None:
-    """Raise `OptionError` unless the model runs on a CUDA device."""
+def check_single_gpu(option: str, device: torch.device, processes: int) -> None:
+    """Raise `OptionError` unless the model runs in one process on a CUDA device."""
     if device.type != "cuda":
         message = f"{option} requires a CUDA device, got {device.type}; omit {option}"
+        raise OptionError(option, True, message)
+    if processes > 1:
+        message = f"{option} requires a model in one process; omit {option} or tensor_parallel"
         raise OptionError(option, True, message)
 
 

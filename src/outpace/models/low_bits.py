@@ -59,13 +59,16 @@ def check_quantize(quantize: str | None, device: torch.device | str, dtype: torc
         check_quantize_gpu(quantize, device, dtype)
 
 
-def default_quantize(quantize: str | None, dtype: object, device: torch.device) -> str | None:
+def default_quantize(
+    quantize: str | None, dtype: object, device: torch.device, processes: int
+) -> str | None:
     """Return the effective `quantize`: the format of the file by default on a CPU.
 
-    A given `dtype` requests unquantized matrices. Only a CPU multiplies stored formats.
+    A given `dtype` requests unquantized matrices. Only a CPU in one process multiplies stored
+    formats.
     """
-    fits = quantize is None and dtype is None and device.type == "cpu"
-    return NATIVE if fits else quantize
+    fits = device.type == "cpu" and processes == 1
+    return NATIVE if quantize is None and dtype is None and fits else quantize
 
 
 def check_quantize_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -22,6 +22,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from outpace.errors import OptionError
 from outpace.ray.affinity import AffinityRouter, routing_key
 from outpace.server.app import build_guarded_app, build_server_app
 from outpace.server.http_error import HttpError
@@ -252,9 +253,13 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
             `autoscaling_config` and `ray_actor_options`.
 
     Raises:
-        ValueError: If the configuration is inconsistent.
+        ValueError: If the configuration is inconsistent, or a model is tensor-parallel.
     """
     config.check_consistency()
+    split = [name for name, entry in config.models.items() if entry.tensor_parallel > 1]
+    if split:
+        message = f"tensor_parallel: must be 1 for {split[0]}, since a replica has one process"
+        raise OptionError("tensor_parallel", split, message)
     settings = config.server
     # The ingress checks the key.
     keyless = {"api_key": None, "api_key_file": None, "insecure": True}

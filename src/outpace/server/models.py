@@ -56,6 +56,9 @@ def check_lazy_options(entry: Entry) -> None:
         if not entry.lazy:
             message = "keep needs lazy: set lazy as well, or omit keep"
             raise OptionError("keep", entry.keep, message)
+    if entry.lazy and entry.tensor_parallel > 1:
+        message = "lazy cannot be combined with tensor_parallel: omit one"
+        raise OptionError("lazy", entry.lazy, message)
 
 
 def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
@@ -71,9 +74,15 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     check_cache_gib(entry.cache_gib)
     check_type("pace", entry.pace, Pacing)
     device, dtype = resolve_types(
-        entry.device, entry.dtype, entry.quantize, entry.attention, entry.compile, entry.graphs
+        entry.device,
+        entry.dtype,
+        entry.quantize,
+        entry.attention,
+        entry.compile,
+        entry.graphs,
+        entry.tensor_parallel,
     )
-    quantize = default_quantize(entry.quantize, entry.dtype, device)
+    quantize = default_quantize(entry.quantize, entry.dtype, device, entry.tensor_parallel)
     if entry.adapter is not None:
         load_adapter(entry.adapter)
     for folder in (entry.adapters or {}).values():

@@ -186,13 +186,17 @@ class Config(FrozenModel):
     models: Annotated[dict[str, Entry], Field(min_length=1)]
 
     def check_consistency(self) -> None:
-        """Raise `ValueError` for invalid settings or names."""
+        """Raise `ValueError` for invalid settings or names, or a split model among several."""
         self.server.check_access()
         for name, entry in self.models.items():
             for adapter in entry.adapters or ():
                 if (both := f"{name}:{adapter}") in self.models:
                     message = f"adapters: {both} is also the name of a model: rename one of them"
                     raise OptionError("adapters", adapter, message)
+        split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
+        if split and len(self.models) > 1:
+            message = f"tensor_parallel: {split[0]} must be the only model of the server"
+            raise OptionError("tensor_parallel", split, message)
 
 
 def read_config(path: Path) -> Config:

@@ -17,7 +17,7 @@ from outpace.checkpoints.fill import is_finite, not_finite_error
 from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predicting_layers
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
 from outpace.checkpoints.stacks import StackEntry, stored_name
-from outpace.checkpoints.weights import CheckpointWeights, TensorIndex, TensorPart
+from outpace.checkpoints.weights import CheckpointWeights, TensorPart
 from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,
@@ -28,6 +28,7 @@ from outpace.kernels.packed import (
 )
 from outpace.models.config import ModelConfig
 from outpace.models.int8 import quantize_weight
+from outpace.models.split import ShardIndex
 
 VOCABULARY_IDS = "d2t"
 """Tensor of the target's ids of a draft's vocabulary; published checkpoints have offsets there."""
@@ -105,7 +106,7 @@ class GGUFWeights(CheckpointWeights):
                 raise ValueError(f"{self.folder}: no tensor {own!r} in its weights")
         return self.folder, None
 
-    def read_tensor(self, name: str, shape: tuple[int, ...], index: TensorIndex = ()) -> Tensor:
+    def read_tensor(self, name: str, shape: tuple[int, ...], index: ShardIndex = ()) -> Tensor:
         """Read a dequantized tensor, or the slice at `index`.
 
         Raises:
