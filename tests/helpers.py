@@ -247,8 +247,12 @@ def trained_pair(name: str = "pair_b") -> tuple[Transformer, DFlashDraft]:
 
 def dense(*, causal: bool, windows: Sequence[AttentionWindow] = ()) -> Attend:
     """Attention of all rows to one another, without a cache."""
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        if not k.shape[1]:  # those of another layer
+            k, v = kept[layer]
+        kept[layer] = k, v
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         if sinks is not None:
             return beside(q, k, v, sinks, windows[layer].window or len(q[0])).transpose(0, 1)

@@ -57,7 +57,7 @@ class Where:
         runner = Runner(
             name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
         )
-        runner.cache.memory.normal_()
+        runner.cache.memories[0].normal_()
         return runner
 
 

@@ -124,7 +124,7 @@ def moved(runner: Runner, batch: int, slots: int) -> int:
     """Bytes that a step reads at least, of sequences of so many slots each."""
     config = runner.config
     numbers = 2 * config.layers * config.kv_heads * config.head_dim * slots * batch
-    return (weights(runner) + numbers) * runner.cache.memory.itemsize
+    return (weights(runner) + numbers) * runner.cache.memories[0].itemsize
 
 
 def floors(name: str, runner: Runner, sizes: Steps, card: Card, budget: Budget) -> list[Row]:

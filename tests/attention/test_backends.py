@@ -15,7 +15,9 @@ from torch import Tensor
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, compiled, paged
-from outpace.attention.choice import select_backend
+from outpace.attention.batch import AttentionBatch
+from outpace.attention.by_shape import ShapedAttention, backend_by_shape
+from outpace.attention.choice import BACKEND_NAMES, select_backend
 from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
 from outpace.attention.dense import DenseAttention
 from outpace.attention.paged import PagedAttention
@@ -25,6 +27,7 @@ from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
+from outpace.errors import OptionError
 from outpace.kernels import loader
 from outpace.methods import Autoregressive, Eagle, Method
 from outpace.models.config import AttentionWindow
@@ -214,6 +217,48 @@ def test_every_slot_is_read_once(window: AttentionWindow, split: bool, trees: bo
         assert merged == ([[row, own[0][7] + row - own[0][0], 4, len(own)]] if own[1:] else [])
     assert {part < 0 for *_, part in items.tolist()} == {True, not split}
     assert [latest_bits(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]
+
+
+HEADS, SIZE = 8, 96
+SHAPES = [(2, 64), (4, 32), (2, 64)]
+WINDOWS = [AttentionWindow(window=9, causal=True), AttentionWindow(), AttentionWindow()]
+
+
+@pytest.mark.parametrize("name", BACKEND_NAMES[1:])
+@pytest.mark.parametrize("pattern", ["causal", TREE])
+def test_layers_of_two_shapes_attend_as_each_alone(name: str, pattern: object) -> None:
+    asked = [(60, 1, "causal"), (9, 16, "causal"), (3, 4, "causal"), (70, 8, pattern)]
+    spans = spans_of(asked, SIZE)
+    memory = [
+        random(2, heads, len(asked) * SIZE, size, seed=layer).transpose(1, 2)
+        for layer, (heads, size) in enumerate(SHAPES)
+    ]
+    keys, values = ([each[part] for each in memory] for part in (0, 1))
+
+    def select(keys: Any, values: Any, windows: Any) -> Any:
+        return select_backend(name, keys, values, HEADS, windows, page=PAGE_SIZE, double=False)
+
+    try:
+        ours = backend_by_shape(keys, values, WINDOWS, select)
+    except OptionError as error:
+        pytest.skip(str(error))
+    assert isinstance(ours, ShapedAttention)
+    rows = spans[-1].rows.stop
+    write = torch.from_numpy(spans[0].pages.physical_slots(rows))
+    numbers = [torch.from_numpy(each) for each in ours.plan_arrays(spans)]
+    assert len(numbers) in (0, ours.num_arrays)
+    none = torch.zeros(0, dtype=torch.int64)
+    run = ours.plan_pass(AttentionBatch(none, none, write, None, spans, plan_arrays=numbers))
+    for layer, (_, size) in enumerate(SHAPES):
+        q = random(rows, HEADS, size, seed=7)
+        nothing = q.new_zeros(rows, 0, size)
+        before = keys[layer].clone(), values[layer].clone()
+        got = run(layer, q, nothing, nothing)
+        assert torch.equal(keys[layer], before[0]) and torch.equal(values[layer], before[1])
+        exact = DenseAttention([keys[layer]], [values[layer]], HEADS, [WINDOWS[layer]])
+        batch = AttentionBatch(none, none, write, None, spans)
+        wanted = exact.plan_pass(batch)(0, q, nothing, nothing)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 def choose(

@@ -46,6 +46,26 @@ YARN = {
 }
 KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
 GEMMA = {**SIZES, **KINDS, "head_dim": 16}
+SIX = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+GEMMA4 = {
+    **GEMMA,
+    "num_hidden_layers": 3,
+    "layer_types": SIX[:3],
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA4_SHARED = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": SIX,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 64,
+}
 OSS = {
     **KINDS,
     "hidden_size": 64,
@@ -114,6 +134,8 @@ MODELS: dict[str, Model] = {
         *("Gemma3", "Gemma3Text"),
         **{**GEMMA, **UNTIED, "query_pre_attn_scalar": 21, "rope_parameters": SCALED_GEMMA},
     ),
+    "gemma4": nested("Gemma4", text_config=GEMMA4_SHARED),
+    "gemma4_unified": nested("Gemma4Unified", text_config=GEMMA4),
     "gpt_oss": causal("GptOss", **OSS, rope_parameters={**YARN, "truncate": False}),
     "olmo2": causal("Olmo2"),
     "olmo3": causal("Olmo3", num_hidden_layers=4, sliding_window=7),

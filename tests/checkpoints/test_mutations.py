@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import (
     MASK,
+    VOCAB,
     extending_draft,
     published,
     published_llada,
@@ -91,6 +92,35 @@ def nested(architecture: str, **fields: Any) -> dict[str, Any]:
     return {**outer, "text_config": inner, "vision_config": {"depth": 2}, "image_token_id": 3}
 
 
+GEMMA4 = {
+    **THREE,
+    "rms_norm_eps": 1e-6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e4,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+    "rope_theta": None,
+}
+GEMMA4_SHARED = {
+    **GEMMA4,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 4,
+    "vocab_size_per_layer_input": VOCAB,
+    "attention_k_eq_v": False,
+    "use_double_wide_mlp": True,
+}
 A2D = published("A2DQwen3LMHeadModel", model_type="a2d-qwen3", **BLOCKS)
 LLADA_MOE = published(
     "LLaDAMoEModelLM",
@@ -134,6 +164,9 @@ CONFIGS = {
         query_pre_attn_scalar=12,
         rope_local_base_freq=1e3,
     ),
+    "gemma4": nested("Gemma4ForConditionalGeneration", **GEMMA4_SHARED),
+    "gemma4_text": published("Gemma4ForCausalLM", **GEMMA4),
+    "gemma4_unified": nested("Gemma4UnifiedForConditionalGeneration", **GEMMA4),
     "gpt_oss": published(
         "GptOssForCausalLM",
         **THREE,

@@ -31,7 +31,7 @@ def test_tables_are_aligned_where_possible() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_unwritten_memory_is_zero(dtype: torch.dtype) -> None:
-    memory = PagedCache(CONFIG, 4 * PAGE_SIZE, dtype=dtype, device=CPU).memory
+    memory = PagedCache(CONFIG, 4 * PAGE_SIZE, dtype=dtype, device=CPU).memories[0]
     assert memory.dtype == dtype and not memory.any()
 
 
@@ -39,7 +39,7 @@ def test_nan_pages_are_erased() -> None:
     memory = cache(4)
     first, second = memory.reserve(2 * PAGE_SIZE), memory.reserve(PAGE_SIZE)
     assert first and second
-    memory.memory.fill_(torch.nan)
+    memory.memories[0].fill_(torch.nan)
     memory.name_page(first.pages[0], b"name")
     memory.add_references(first.pages[1:])
     memory.zero_pages(first)
@@ -85,7 +85,7 @@ def test_memory_is_taken_as_it_is_written() -> None:
     slots = 2**22 // (CONFIG.head_dim * 4)
     large = PagedCache(CONFIG, slots, dtype=torch.float32, device=CPU)
     before = resident_bytes()
-    large.memory[:, :, :1] = 1.0
+    large.memories[0][:, :, :1] = 1.0
     parts = 2 * CONFIG.layers * CONFIG.kv_heads
     assert resident_bytes() - before < parts * 2**16 + 2**20 < parts * 2**21
 

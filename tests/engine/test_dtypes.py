@@ -60,7 +60,7 @@ def test_requests_together_equal_each_alone_in_half_precision(
     assert sum(map(list.__eq__, found, expected)) >= len(batch) - 1
     assert list(map(bool, found)) == list(map(bool, expected))
     assert pages_in_use(engine) == 0
-    memory = runner(engine, "causal").cache.memory
+    memory = runner(engine, "causal").cache.memories[0]
     assert memory.dtype == dtype and memory.isfinite().all()
 
 

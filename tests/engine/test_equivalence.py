@@ -140,7 +140,7 @@ def test_stale_memory_changes_nothing(method) -> None:
     request = Request(method=method, prompt=LONG[:20], max_tokens=20, sampling=SAMPLED)
     engine = new_engine(slots=3 * PAGE_SIZE)
     for each in engine.runners:
-        each.cache.memory.fill_(float("nan"))
+        each.cache.memories[0].fill_(float("nan"))
     assert serve(engine, [request, request, request]) == [alone(request)] * 3
 
 

@@ -224,7 +224,7 @@ def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None
         assert [job.tokens for job in jobs] == expected
         assert not any(job.error for job in jobs)
         assert pages_in_use(engine) == 0
-    assert runner(engine, "causal").cache.memory.isfinite().all()
+    assert runner(engine, "causal").cache.memories[0].isfinite().all()
 
 
 def test_nan_pages_do_not_affect_other_requests() -> None:
@@ -237,7 +237,7 @@ def test_nan_pages_do_not_affect_other_requests() -> None:
         tables.append(job.tables["target"])
     assert [table.pages for table in tables] == [[0, 1, 2], [16, 17, 18, 19], [3]]
     assert tables[0].stride == tables[1].stride
-    memory = runner(engine, "causal").cache.memory
+    memory = runner(engine, "causal").cache.memories[0]
     memory[:, :, 3 * PAGE_SIZE : 4 * PAGE_SIZE] = float("nan")
     finish(engine)
     assert "finite" in str(jobs[2].error)

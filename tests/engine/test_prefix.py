@@ -283,7 +283,7 @@ CONFIG = translate_config(
 
 def small_cache(pages: int) -> PagedCache:
     cache = PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float64, device=torch.device("cpu"))
-    cache.memory.fill_(-1)
+    cache.memories[0].fill_(-1)
     return cache
 
 
@@ -303,7 +303,7 @@ def expected(ids: list[int], before: float = 0.0) -> list[float]:
 
 
 def contents(cache: PagedCache, table: PageTable, end: int) -> list[float]:
-    return cache.memory[0, 0, torch.from_numpy(table.slots[:end]), 0, 0].tolist()
+    return cache.memories[0][0, 0, torch.from_numpy(table.slots[:end]), 0, 0].tolist()
 
 
 def run(prefix: PrefixCache, table: PageTable, forward: Forward) -> None:
@@ -314,7 +314,7 @@ def run(prefix: PrefixCache, table: PageTable, forward: Forward) -> None:
     if forward.pattern != CAUSAL or forward.positions is not None:
         values = [-2.0] * len(values)
     slots = torch.from_numpy(table.slots[forward.start : forward.end])
-    prefix.cache.memory[:, :, slots] = torch.tensor(values, dtype=torch.float64)[:, None, None]
+    prefix.cache.memories[0][:, :, slots] = torch.tensor(values, dtype=torch.float64)[:, None, None]
     table.written = max(table.written, forward.end)
     prefix.register_text(table, forward.start, prefix.cacheable_text(forward))
 

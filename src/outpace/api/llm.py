@@ -37,6 +37,7 @@ from outpace.checkpoints.load import (
 )
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
+from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import CAUSAL_KINDS, DRAFT_KINDS, Constraint, Kind, Processor, Request
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling_params import is_whole_number

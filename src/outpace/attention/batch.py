@@ -95,6 +95,11 @@ class AttentionBatch:
 class Backend(Protocol):
     """Attention over the cache of one model on one device."""
 
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays of a pass; a pass that needs none has none."""
+        ...
+
     def plan_arrays(self, spans: Sequence[RowSpan]) -> Sequence[NDArray[np.int64]]:
         """Return the flat arrays to copy to the device together with a batch of these spans."""
         ...

@@ -97,6 +97,11 @@ class CompiledAttention:
         self.heads = self.kv_heads * dense.heads_per_kv_head
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
 
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays that `plan_arrays` returns."""
+        return 3 + len(self.distinct_windows)
+
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
         """Return pages, table start per chunk, chunk starts with the total, and visible bounds.
 
@@ -146,8 +151,9 @@ class CompiledAttention:
             keys, values = self.keys[layer], self.values[layer]
             if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
                 raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe_tensor(q)}")
-            keys.index_copy_(0, batch.write_slots, k)
-            values.index_copy_(0, batch.write_slots, v)
+            if k.shape[1]:
+                keys.index_copy_(0, batch.write_slots, k)
+                values.index_copy_(0, batch.write_slots, v)
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)
             sinks = None if sinks is None else check_vector("sinks", sinks.float(), self.heads)

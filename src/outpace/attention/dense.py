@@ -146,6 +146,11 @@ class DenseAttention:
         self.attention_windows = attention_windows or [AttentionWindow()] * len(keys)
         self.groups_sequences = keys[0].device.type == "cpu"
 
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays that `plan_arrays` returns."""
+        return 0
+
     def plan_arrays(self, spans: Sequence[RowSpan]) -> tuple[()]:
         return ()
 
@@ -159,8 +164,9 @@ class DenseAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys.index_copy_(0, batch.write_slots, k)
-            values.index_copy_(0, batch.write_slots, v)
+            if k.shape[1]:
+                keys.index_copy_(0, batch.write_slots, k)
+                values.index_copy_(0, batch.write_slots, v)
             own = calls[self.attention_windows[layer]]
             if len(own) == 1 and own[0].is_contiguous:
                 return own[0](q, keys, values, sinks)

@@ -97,6 +97,11 @@ class PagedAttention:
         programs = ITEMS_PER_PROCESSOR * self.processors
         return WorkGrid(lanes // group, STEP_SLOTS[dtype], self.page, programs, self.kv_heads)
 
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays that `plan_arrays` returns, unless `dense` attends."""
+        return 1 + 3 * len(self.distinct_windows)
+
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
         """Return page tables; then for each window the visible bounds, items and merges."""
         grid = self.work_grid(spans)
@@ -122,8 +127,9 @@ class PagedAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys.index_copy_(0, batch.write_slots, k)
-            values.index_copy_(0, batch.write_slots, v)
+            if k.shape[1]:
+                keys.index_copy_(0, batch.write_slots, k)
+                values.index_copy_(0, batch.write_slots, v)
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend

@@ -56,7 +56,7 @@ def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
     if max_length is not None:
         most = parse_value("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
-    columns = sum(rope.width(config.head_dim) for rope in config.ropes)
+    columns = sum(rope.width(size) for rope, size in config.ropes)
     if config.max_length * columns > MAX_ROTARY_ENTRIES:
         what = f"rotary tables of {config.max_length} positions, the length in config.json, take"
         message = f"max_length: {what} more than a GiB; set a smaller max_length"

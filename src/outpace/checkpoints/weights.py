@@ -291,6 +291,7 @@ class CheckpointWeights:
             for name in self.files
             if not (name in used or name.endswith(COMPUTED_SUFFIX) or name.startswith(unread))
         }
+        unused -= unread_keys(config)
         if config.tied:
             unused -= self.redundant_head(config)
         if self.scheme is not None:
@@ -317,6 +318,18 @@ class CheckpointWeights:
         ):
             return set()
         return {*self.part_names(head), head}
+
+
+def unread_keys(config: ModelConfig) -> set[str]:
+    """Return the tensors for keys that layers have although they share those of others."""
+    family = config_family(config)
+    return {
+        name
+        for layer in range(config.layers)
+        if config.kv_layer(layer) != layer
+        for part in ("qkv", "k_norm")
+        for name in family.tensor_names(f"blocks.{layer}.attention.{part}.weight")
+    }
 
 
 def find_shards(folder: Path) -> list[Path]:

@@ -111,7 +111,7 @@ def open_server(words: Sequence[str]) -> AbstractContextManager[Any]:
 
     The start is None where this process does not listen alone, and for errors that `serve` names.
     """
-    values, others = flag_values(words), {"-h", "--help", "--replicas"}
+    values, others = flag_values(words), {"-h", "--help", "--replicas", "--tensor-parallel"}
     if words[0] != "serve" or others & {*values} or not hasattr(signal, "pthread_sigmask"):
         return nullcontext()
     try:
@@ -119,6 +119,8 @@ def open_server(words: Sequence[str]) -> AbstractContextManager[Any]:
 
         path = values.get("--config")
         table = {} if path is None else read_table(Path(path))
+        if "tensor_parallel" in str(table):
+            return nullcontext()
         flags = {name: f"--{name.replace('_', '-')}" for name in Settings.model_fields}
         server: dict[str, Any] = {n: values[flag] for n, flag in flags.items() if flag in values}
         server |= {name: True for name in ("insecure", "verbose") if name in server}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,27 @@ from outpace.errors import OptionError
 from outpace.kernels.gated_delta import DeltaState
 from outpace.methods.method import check_type
 from outpace.models.config import ModelConfig
+
+
+def allocate_layers(
+    config: ModelConfig, slots: int, dtype: torch.dtype, device: torch.device
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return zeroed memory, and the keys and values of each layer in it.
+
+    Layers of one shape share a tensor `[2, layers, slots, kv_heads, head_dim]`; keys and values
+    are `[slots, kv_heads, head_dim]`.
+    """
+    shapes = config.kv_shapes
+    memories: list[Tensor] = []
+    layers: dict[tuple[int, int], Iterator[tuple[Tensor, Tensor]]] = {}
+    for heads, size in dict.fromkeys(shapes):
+        # The slots of a head are contiguous, since attention reads them in order.
+        shape = 2, shapes.count((heads, size)), heads, slots, size
+        memories.append(zero_memory(shape, dtype, device).transpose(2, 3))
+        keys, values = memories[-1]
+        layers[heads, size] = zip(keys, values, strict=True)
+    keys_values = [next(layers[shape]) for shape in shapes]
+    return memories, [keys for keys, _ in keys_values], [values for _, values in keys_values]
 
 
 def zero_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -111,7 +132,7 @@ class PageTable:
 class PagedCache:
     """Keys and values of one model, `[slots, kv_heads, head_dim]` per attention layer, in pages.
 
-    All of them are parts of `memory`, `[2, layers, slots, kv_heads, head_dim]`.
+    Layers of one shape share a tensor of `memories`, `[2, layers, slots, kv_heads, head_dim]`.
 
     A free page may keep a content name, under which it is found until its memory is needed. The
     least recently used pages are reused first. After all pages there are `scratch` slots, which are
@@ -133,11 +154,9 @@ class PagedCache:
         self.num_pages, extra = -(-slots // PAGE_SIZE), -(-scratch // PAGE_SIZE)
         extra_pages = range(self.num_pages, self.num_pages + extra)
         self.scratch = PageTable(pages=list(extra_pages), size=scratch) if extra else None
-        layers, size = len(config.attention_layers), (self.num_pages + extra) * PAGE_SIZE
-        # The slots of a head are contiguous, since attention reads them in order.
-        shape = 2, layers, config.kv_heads, size, config.head_dim
-        self.memory = zero_memory(shape, dtype, device).transpose(2, 3)
-        self.keys, self.values = map(list, self.memory)
+        self.memories, self.keys, self.values = allocate_layers(
+            config, (self.num_pages + extra) * PAGE_SIZE, dtype, device
+        )
         self.max_tables, self.num_tables = sequences, 0
         self.reference_counts = np.zeros(self.num_pages, dtype=np.int64)
         """Number of tables that hold each page."""
@@ -280,11 +299,17 @@ class PagedCache:
 
     def copy_pages(self, sources: Sequence[int], pages: Sequence[int]) -> None:
         self.on_write(sources, pages)
-        paged = self.memory.unflatten(2, (-1, PAGE_SIZE))
-        paged[:, :, pages] = paged[:, :, sources]
+        for paged in self.paged_memories:
+            paged[:, :, pages] = paged[:, :, sources]
 
     def erase_pages(self, pages: Sequence[int]) -> None:
-        self.memory.unflatten(2, (-1, PAGE_SIZE))[:, :, pages] = 0
+        for paged in self.paged_memories:
+            paged[:, :, pages] = 0
+
+    @property
+    def paged_memories(self) -> list[Tensor]:
+        """The tensors of `memories` with their slots by page."""
+        return [memory.unflatten(2, (-1, PAGE_SIZE)) for memory in self.memories]
 
 
 def ignore_write(sources: Sequence[int], pages: Sequence[int]) -> None:
@@ -311,8 +336,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     Raises:
         ValueError: not a single slot fits.
     """
-    numbers = len(config.attention_layers) * config.kv_heads * config.head_dim
-    slot = 2 * numbers * dtype.itemsize
+    slot = 2 * sum(heads * size for heads, size in config.kv_shapes) * dtype.itemsize
     if budget < slot:
         raise OptionError(
             "cache_gib",

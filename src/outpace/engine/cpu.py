@@ -34,7 +34,7 @@ from outpace.models.gated_delta import GatedDelta
 from outpace.models.norm import DIRECT_NORMS
 from outpace.models.packed import DenseState
 from outpace.models.replacement import Replacement, replace_modules, restore_modules
-from outpace.models.transformer import MLP, Block, Embedding, Stack, Transformer
+from outpace.models.transformer import MLP, Block, Embedding, ScaledBlock, Stack, Transformer
 
 MLP_CHUNK_ROWS = 256
 """Rows that an MLP processes at a time, so that its intermediate values stay in the cache."""
@@ -166,6 +166,12 @@ class DirectBlock(Replacement, Block):
     __call__ = Block.forward
 
 
+class DirectScaledBlock(Replacement, ScaledBlock):
+    """A scaled block without hooks."""
+
+    __call__ = ScaledBlock.forward
+
+
 DIRECT_CLASSES: dict[type[nn.Module], type[Replacement]] = {
     **DIRECT_NORMS,
     nn.Linear: DirectLinear,
@@ -173,6 +179,7 @@ DIRECT_CLASSES: dict[type[nn.Module], type[Replacement]] = {
     GatedDelta: DirectGatedDelta,
     MLP: DirectMLP,
     Block: DirectBlock,
+    ScaledBlock: DirectScaledBlock,
 }
 FAST_LAYOUTS = ("tiles", "blocks")
 """Layouts that need another class of a module."""

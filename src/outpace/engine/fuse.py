@@ -85,6 +85,9 @@ def compile_layers(model: Stack) -> None:
     if model.config.delta is not None:
         message = "compile is not available for models with gated delta layers: omit compile"
         raise OptionError("compile", True, message)
+    if model.config.is_uneven:
+        message = "compile is not available for models with layers of different sizes: omit compile"
+        raise OptionError("compile", True, message)
     if any(isinstance(module, Experts) for module in model.modules()):
         message = "compile is not available for mixture-of-experts models, which wait for the host"
         raise OptionError("compile", True, message)

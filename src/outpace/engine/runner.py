@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outpace.attention.by_shape import backend_by_shape
 from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import BANNED_LOGIT, find_top_tokens
@@ -99,16 +100,18 @@ class Runner:
             scratch=SCRATCH_SLOTS if record else 0,
             sequences=sequences,
         )
-        self.backend = select_backend(
-            attention,
+        # 8-bit activations: rounding that depends on the batch may change a whole code.
+        double = is_quantized(model)
+        self.backend = backend_by_shape(
             self.cache.keys,
             self.cache.values,
-            self.config.heads,
             self.config.windows,
-            page=PAGE_SIZE,
-            # 8-bit activations: rounding that depends on the batch may change a whole code.
-            double=is_quantized(model),
-            pad_work=record is not None,
+            lambda keys, values, windows: select_backend(
+                *(attention, keys, values, self.config.heads, windows),
+                page=PAGE_SIZE,
+                double=double,
+                pad_work=record is not None,
+            ),
         )
         self.adapters = PassAdapters(model, adapters) if adapters else None
         self.graphs: GraphCache | None = None

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig, Rope
 from outpace.models.norm import build_norm
@@ -66,7 +67,10 @@ def rotary_tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tenso
 
     Tables of a rope that rotates only part of a head have only that width.
     """
-    inverse, factor = rotary_frequencies(rope, rope.width(head_dim))
+    inverse, factor = rotary_frequencies(
+        rope, head_dim if rope.spread else int(head_dim * rope.share)
+    )
+    inverse = inverse[: rope.width(head_dim) // 2]
     # Angles are rounded to float32 before the cosine, as published checkpoints were trained.
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse.float()
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -83,6 +87,16 @@ def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def rotate_spread(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first pairs of heads `x [T, heads, head_dim]`, as many as the tables have.
+
+    The two dimensions of a pair are half a head apart.
+    """
+    halves, pairs = x.unflatten(-1, (2, -1)), cos.shape[-1] // 2
+    rotated = rotate_heads(halves[..., :pairs].flatten(-2), cos, sin).unflatten(-1, (2, -1))
+    return torch.cat((rotated, halves[..., pairs:]), -1).flatten(-2)
+
+
 class Attend(Protocol):
     """Attention over memory managed by the caller."""
 
@@ -95,7 +109,7 @@ class Attend(Protocol):
             layer: index among the layers with keys and values.
             q: queries, `[T, H, D]`.
             k: keys `[T, K, D]`, or `[C + T, K, D]` if a draft has C context rows, which come
-                first.
+                first. `[T, 0, D]` stores none: the layer shares those of `layer`.
             v: values, shaped like the keys.
             sinks: additional score per head, `[H]`, in each row's softmax, without a value.
 
@@ -110,19 +124,28 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.layer = config.attention_layers.index(layer)
-        self.own_columns = config.rope_columns(layer)
-        self.heads, self.kv_heads = config.heads, config.kv_heads
+        owner, (rope, self.own_columns) = config.kv_layer(layer), config.layer_rope(layer)
+        self.layer = config.attention_layers.index(owner)
+        config = config.layer_config(layer)
+        self.heads, self.kv_heads = config.heads, config.kv_heads if owner == layer else 0
         self.has_gate, width = config.output_gate, config.heads * config.head_dim
-        rows = width * (2 if self.has_gate else 1) + 2 * self.kv_heads * config.head_dim
+        self.keys_as_values, self.value_norm = config.keys_as_values, config.value_norm
+        narrow = (1 if self.keys_as_values else 2) * self.kv_heads * config.head_dim
+        rows = width * (2 if self.has_gate else 1) + narrow
         self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
         self.out = nn.Linear(width, config.dim, bias=config.out_bias)
-        self.head_dim, self.qk_norm = config.head_dim, config.qk_norm
+        self.head_dim, self.qk_norm, self.norm_eps = (
+            config.head_dim,
+            config.qk_norm,
+            config.norm_eps,
+        )
         self.wide_qk_norm, self.has_rotary = config.wide_qk_norm, layer not in config.unrotated
         if config.qk_norm:
             sizes = (self.heads, self.kv_heads) if self.wide_qk_norm else (1, 1)
             self.q_norm = build_norm(config, sizes[0] * config.head_dim)
-            self.k_norm = build_norm(config, sizes[1] * config.head_dim)
+            if self.kv_heads:
+                self.k_norm = build_norm(config, sizes[1] * config.head_dim)
+        self.rotate = rotate_spread if rope.spread else rotate_heads
         self.query_factor = config.query_factor
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
 
@@ -149,10 +172,15 @@ class Attention(nn.Module):
     def project_qkv(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`.
 
-        Queries with an output gate are `[T, H, 2 D]`, as `attend_queries` takes them.
+        K is 0 if the layer shares those of another. Queries with an output gate are `[T, H, 2 D]`,
+        as `attend_queries` takes them.
         """
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         qk, v = qkv.split_with_sizes((qkv.shape[1] - self.kv_heads, self.kv_heads), 1)
+        if self.keys_as_values:
+            qk = qkv
+        if self.value_norm:
+            v = F.rms_norm(v.float(), (self.head_dim,), None, self.norm_eps).to(x.dtype)
         if self.has_gate:  # a query and a gate per head, then keys
             gate = qk[:, 1 : 2 * self.heads : 2]
             qk = torch.cat((qk[:, : 2 * self.heads : 2], qk[:, 2 * self.heads :]), 1)
@@ -160,11 +188,12 @@ class Attention(nn.Module):
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
             if self.wide_qk_norm:
                 q, k = q.flatten(1), k.flatten(1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view_as(qk)
+            normed = (self.q_norm(q), self.k_norm(k)) if self.kv_heads else (self.q_norm(q),)
+            qk = torch.cat(normed, 1).view_as(qk)
         if self.own_columns is not None:
             cos, sin = cos[..., self.own_columns], sin[..., self.own_columns]
         if self.has_rotary:
-            qk = rotate_heads(qk, cos, sin).to(x.dtype)
+            qk = self.rotate(qk, cos, sin).to(x.dtype)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         if self.query_factor != 1:
             q = q * self.query_factor

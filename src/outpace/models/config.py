@@ -92,6 +92,38 @@ class BlockConvolution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GlobalHeads:
+    """Heads of the layers without a window, if they differ from those of the other layers.
+
+    Attributes:
+        kv_heads: number of key/value heads.
+        head_dim: size of a head.
+        query_factor: factor on queries in addition to 1 / sqrt(head_dim).
+        keys_as_values: whether the projected keys, before norm and rotation, are also the values.
+    """
+
+    kv_heads: int
+    head_dim: int
+    query_factor: float
+    keys_as_values: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKeys:
+    """The last layers, which attend to keys and values of an earlier layer.
+
+    That is the last layer before them with the same window.
+
+    Attributes:
+        count: number of these layers.
+        mlp: width of their MLP.
+    """
+
+    count: int
+    mlp: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotary embedding: base frequency, and its scaling beyond the trained length.
 
@@ -101,16 +133,18 @@ class Rope:
         float32: whether queries and keys are rotated in float32, whatever the dtype of the
             model.
         share: rotated fraction of a head, its first dimensions.
+        spread: whether this fraction is the fastest pairs of a whole head, in both of its halves.
     """
 
     theta: float = 10_000.0
     scaling: Mapping[str, Any] | None = None
     float32: bool = False
     share: float = 1.0
+    spread: bool = False
 
     def width(self, head_dim: int) -> int:
         """Return the number of columns of its tables."""
-        return int(head_dim * self.share)
+        return -(-int(head_dim * self.share) // 2) * 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,20 +196,28 @@ class ModelConfig:
         local_rope: rotary embedding of the layers with a window, if it differs from `rope`.
         unrotated: layers without rotary embedding.
         query_factor: factor on queries in addition to 1 / sqrt(head_dim).
+        global_heads: heads of layers without a window, if they differ.
+        keys_as_values: whether the projected keys, before norm and rotation, are also the values.
+        value_norm: whether values are normalised, without weights.
+        shared_keys: the last layers, if they attend to keys and values of earlier ones.
         output_gate: whether attention is multiplied by a gate of its input.
         delta: layers with a recurrent state in place of attention.
         sinks: whether each head has an attention sink: a score that takes weight but has no
             value.
         activation: activation of the MLP, by its name in `models/transformer.py`.
         embedding_scale: factor on token embeddings.
+        layer_scale: whether the output of each layer is multiplied by a number of the checkpoint.
+        layer_input: size of the embedding of a token for each layer; 0 without one.
+        logit_cap: bound on logits by a hyperbolic tangent; 0 without one.
         experts: number of experts per layer; 0 for a plain MLP.
         experts_per_row: number of experts that a row uses.
         norm_experts: whether the weights of a row's experts are normalised to sum to 1.
         expert_groups: groups of experts, if the router has them.
         shared_mlp: width of an MLP that all rows use in addition to the experts.
         shared_gate: whether that MLP is multiplied by a gate of its input.
+        experts_beside: whether experts are added to an MLP, each with norms.
         dense_layers: number of first layers with an MLP in place of experts.
-        dense_mlp: width of the MLP in place of experts.
+        dense_mlp: width of the MLP in place of experts, or beside them.
         feature_layers: layers of a target whose outputs a draft reads, concatenated in this
             order; it borrows the target's embedding and head.
         draft_vocab: vocabulary size of a draft with a separate head; 0 for the target's head.
@@ -216,17 +258,25 @@ class ModelConfig:
     local_rope: Rope | None = None
     unrotated: tuple[int, ...] = ()
     query_factor: float = 1.0
+    global_heads: GlobalHeads | None = None
+    keys_as_values: bool = False
+    value_norm: bool = False
+    shared_keys: SharedKeys | None = None
     output_gate: bool = False
     delta: DeltaLayers | None = None
     sinks: bool = False
     activation: str = "silu"
     embedding_scale: float = 1.0
+    layer_scale: bool = False
+    layer_input: int = 0
+    logit_cap: float = 0.0
     experts: int = 0
     experts_per_row: int = 0
     norm_experts: bool = False
     expert_groups: ExpertGroups | None = None
     shared_mlp: int = 0
     shared_gate: bool = False
+    experts_beside: bool = False
     dense_layers: int = 0
     dense_mlp: int = 0
     tied: bool = False
@@ -294,28 +344,64 @@ class ModelConfig:
         layer = self.dim * (2 * width + 2 * narrow + 3 * self.mlp)
         return self.layers * layer + self.vocab * self.dim * (1 if self.tied else 2)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether its layers differ in size, or in more than their attention windows."""
+        return bool(self.global_heads or self.shared_keys or self.layer_scale or self.layer_input)
+
+    def layer_config(self, layer: int) -> ModelConfig:
+        """Return the configuration with the sizes of one layer."""
+        changes: dict[str, Any] = {}
+        if self.global_heads is not None and self.windows[layer].window is None:
+            changes |= vars(self.global_heads)
+        if self.shared_keys is not None and self.kv_layer(layer) != layer:
+            changes["mlp"] = self.shared_keys.mlp
+        return replace(self, **changes) if changes else self
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads: itself, unless they are shared."""
+        first = self.layers if self.shared_keys is None else self.layers - self.shared_keys.count
+        if layer < first:
+            return layer
+        return max(each for each in range(first) if self.windows[each] == self.windows[layer])
+
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
-        """Layers with attention."""
-        return tuple(layer for layer in range(self.layers) if self.has_attention(layer))
+        """Layers with attention that have keys and values."""
+        return tuple(
+            layer
+            for layer in range(self.layers)
+            if self.has_attention(layer) and self.kv_layer(layer) == layer
+        )
+
+    @property
+    def kv_shapes(self) -> list[tuple[int, int]]:
+        """Key/value heads and their size in each layer that has keys and values."""
+        own = map(self.layer_config, self.attention_layers)
+        return [(config.kv_heads, config.head_dim) for config in own]
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has attention, and no recurrent state."""
         return self.delta is None or layer not in self.delta.layers
 
     @property
-    def ropes(self) -> tuple[Rope, ...]:
-        """The rotary embedding of all layers, or those of layers without and with a window."""
-        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+    def ropes(self) -> tuple[tuple[Rope, int], ...]:
+        """Each rotary embedding, with the size of its heads.
 
-    def rope_columns(self, layer: int) -> slice | None:
-        """Return the columns of a layer's rotary embedding in the tables; None for all."""
+        It is that of all layers, or those of layers without and with a window.
+        """
+        size = self.head_dim if self.global_heads is None else self.global_heads.head_dim
+        whole = (self.rope, size)
+        return (whole,) if self.local_rope is None else (whole, (self.local_rope, self.head_dim))
+
+    def layer_rope(self, layer: int) -> tuple[Rope, slice | None]:
+        """Return a layer's rotary embedding, and its columns in the tables, or None for all."""
         if self.local_rope is None:
-            return None
-        whole, local = (rope.width(self.head_dim) for rope in self.ropes)
+            return self.rope, None
+        whole, local = (rope.width(size) for rope, size in self.ropes)
         if self.windows and self.windows[layer].window is not None:
-            return slice(whole, whole + local)
-        return slice(0, whole)
+            return self.local_rope, slice(whole, whole + local)
+        return self.rope, slice(0, whole)
 
     @property
     def is_draft(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
+from outpace.models.norm import build_norm
 
 BuildMLP = Callable[[ModelConfig], nn.Module]
 """Creates an MLP of the width of a configuration."""
@@ -19,6 +20,8 @@ def build_feed_forward(config: ModelConfig, layer: int, make: BuildMLP) -> nn.Mo
     """Create the MLP or the mixture of experts of a layer."""
     if layer < config.dense_layers:
         return make(replace(config, mlp=config.dense_mlp))
+    if config.experts_beside:
+        return DenseAndExperts(config, make)
     return Experts(config, make) if config.experts else make(config)
 
 
@@ -31,19 +34,38 @@ class PreciseLinear(nn.Linear):
         return F.linear(x.float(), self.weight.float(), bias)
 
 
+class ScaledRouter(nn.Linear):
+    """A router of normalised rows, with a factor per dimension."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.dim, config.experts, bias=False)
+        self.scale, self.eps = nn.Parameter(torch.ones(config.dim)), config.norm_eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores `[T, experts]` of rows `x [T, dim]`."""
+        normed = F.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype)
+        return super().forward(normed * self.scale * x.shape[-1] ** -0.5)
+
+
 class Experts(nn.Module):
     """Several MLPs, of which each row uses the few with the highest router scores.
 
     The output is their mean weighted by the router's probabilities, normalised over the selected
     experts with `norm_experts`. All rows also use the `shared` MLP, which may have a gate. With
-    `precise_router`, scores and sums are float32 and rounded once.
+    `precise_router`, scores and sums are float32 and rounded once. `experts_beside` an MLP have a
+    scaled router, and a factor each.
     """
 
     def __init__(self, config: ModelConfig, make: BuildMLP) -> None:
         super().__init__()
         self.precise = config.precise_router
         kind = PreciseLinear if self.precise else nn.Linear
-        self.router = kind(config.dim, config.experts, bias=config.mlp_bias)
+        self.expert_scale: nn.Parameter | None = None
+        if config.experts_beside:
+            self.router: nn.Linear = ScaledRouter(config)
+            self.expert_scale = nn.Parameter(torch.ones(config.experts))
+        else:
+            self.router = kind(config.dim, config.experts, bias=config.mlp_bias)
         self.experts = nn.ModuleList(make(config) for _ in range(config.experts))
         self.experts_per_row, self.normalises_weights = config.experts_per_row, config.norm_experts
         self.groups = config.expert_groups
@@ -52,9 +74,9 @@ class Experts(nn.Module):
         self.shared = make(replace(config, mlp=config.shared_mlp)) if config.shared_mlp else None
         self.shared_gate = nn.Parameter(torch.zeros(1, config.dim)) if config.shared_gate else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, dim]`."""
-        weights, indices = self.route_rows(self.router(x))
+    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
+        """Map rows `x [T, dim]`, selected by the router's scores of `scored`, by default `x`."""
+        weights, indices = self.route_rows(self.router(x if scored is None else scored))
         sum_dtype = torch.float32 if self.precise else x.dtype
         weights, mapped = weights.to(sum_dtype), torch.zeros_like(x, dtype=sum_dtype)
         # In the order of the experts, so that the sum of a row is batch-invariant.
@@ -87,4 +109,23 @@ class Experts(nn.Module):
             weights = scores.gather(-1, indices)
         if self.normalises_weights:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[indices]
         return (weights if self.groups is None else weights * self.groups.scale), indices
+
+
+class DenseAndExperts(nn.Module):
+    """An MLP and experts on the same rows, each normalised before and after, and added."""
+
+    def __init__(self, config: ModelConfig, make: BuildMLP) -> None:
+        super().__init__()
+        self.dense_norm, self.dense_after = build_norm(config), build_norm(config)
+        self.dense = make(replace(config, mlp=config.dense_mlp))
+        self.experts_norm, self.experts_after = build_norm(config), build_norm(config)
+        self.routed = Experts(config, make)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows `x [T, dim]`, which the router reads before the norm."""
+        dense: Tensor = self.dense_after(self.dense(self.dense_norm(x)))
+        routed: Tensor = self.experts_after(self.routed(self.experts_norm(x), x))
+        return dense + routed

@@ -41,6 +41,11 @@ class ModelShard:
                 f"tensor_parallel: {whole.architecture} has gated delta layers, which cannot be "
                 "sharded; run it in one process"
             )
+        if whole.is_uneven:
+            raise ValueError(
+                f"tensor_parallel: {whole.architecture} has layers of different sizes, which "
+                "cannot be sharded; run it in one process"
+            )
         if whole.sinks or whole.expert_groups or whole.dense_layers or whole.shared_mlp:
             raise ValueError(
                 f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "
@@ -99,8 +104,8 @@ class RowParallelLinear(nn.Linear):
 class ParallelExperts(Experts):
     """Experts whose columns are sharded; the outputs are summed over all processes."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return all_reduce_sum(super().forward(x))
+    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
+        return all_reduce_sum(super().forward(x, scored))
 
 
 class ParallelNorm(nn.RMSNorm):

@@ -6,6 +6,7 @@ size.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
@@ -30,10 +31,15 @@ def swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
     return F.silu(gate), up
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the tanh approximation of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
 def geglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
     """GeGLU with the tanh approximation of GELU."""
     gate, up = x.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh"), up
+    return gelu_tanh(gate), up
 
 
 def clamped_swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,6 +53,47 @@ GATED_ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": geglu_factors,
     "clamped": clamped_swiglu_factors,
 }
+
+
+MIXED_SCALE = 2.0**-0.5
+"""Factor on the sum of two parts of equal variance."""
+
+
+class LayerEmbeddings(nn.Module):
+    """What each layer receives of a token: an embedding, plus a projection of the input row."""
+
+    def __init__(
+        self, config: ModelConfig, build_embedding: Callable[[int, int], nn.Module]
+    ) -> None:
+        super().__init__()
+        size, width = config.layer_input, config.layers * config.layer_input
+        self.table = build_embedding(config.vocab, width)
+        self.projection = nn.Linear(config.dim, width, bias=False)
+        self.norm = build_norm(config, size)
+        self.size, self.scale, self.row_scale = size, math.sqrt(size), config.dim**-0.5
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return `[T, L, S]` of tokens `ids i64[T]` whose input rows are `x [T, dim]`."""
+        # The scale is rounded to the dtype first, as in the authors' code.
+        found = self.table(ids) * torch.tensor(self.scale, dtype=x.dtype)
+        projected: Tensor = (self.projection(x) * self.row_scale).unflatten(-1, (-1, self.size))
+        mixed: Tensor = self.norm(projected) + found.view_as(projected)
+        return mixed * MIXED_SCALE
+
+
+class LayerGate(nn.Module):
+    """A gate of the rows of a layer on their embeddings, and a projection to hidden size."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.layer_input, bias=False)
+        self.projection = nn.Linear(config.layer_input, config.dim, bias=False)
+        self.norm = build_norm(config)
+
+    def forward(self, x: Tensor, layer_input: Tensor) -> Tensor:
+        """Return what is added to rows `x [T, dim]`, given their input `[T, S]` of this layer."""
+        added: Tensor = self.norm(self.projection(gelu_tanh(self.gate(x)) * layer_input))
+        return added
 
 
 class MLP(nn.Module):
@@ -79,8 +126,8 @@ class Block(nn.Module):
             Attention(config, layer) if config.has_attention(layer) else GatedDelta(config, layer)
         )
         self.attention_after = build_norm(config) if after else None
-        self.mlp_norm = build_norm(config) if before else None
-        self.mlp = build_feed_forward(config, layer, MLP)
+        self.mlp_norm = build_norm(config) if before and not config.experts_beside else None
+        self.mlp = build_feed_forward(config.layer_config(layer), layer, MLP)
         self.mlp_after = build_norm(config) if after else None
 
     def forward(
@@ -117,6 +164,31 @@ class Block(nn.Module):
         return x + (mapped if self.mlp_after is None else self.mlp_after(mapped))
 
 
+class ScaledBlock(Block):
+    """A layer whose output is scaled, after an embedding of its tokens for this layer is added."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.layer_gate = LayerGate(config) if config.layer_input else None
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        context: Tensor | None = None,
+        layer_input: Tensor | None = None,
+    ) -> Tensor:
+        """Map rows `x [T, dim]` as a `Block` does, given their input `[T, size]` of this layer."""
+        x = super().forward(x, cos, sin, attend, wanted, context)
+        if self.layer_gate is not None and layer_input is not None:
+            x = x + self.layer_gate(x, layer_input if wanted is None else layer_input[wanted])
+        return x * self.scale
+
+
 Context = tuple[Tensor, Tensor]
 """Features `[C, f]` that a draft reads, and their positions `i64[C]`."""
 
@@ -148,6 +220,13 @@ class Stack(nn.Module, ABC):
     def input_rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Return the input of the first layer, `[T, dim]`, for tokens `ids i64[T]`."""
         return self.embed_tokens(ids)
+
+    def layer_inputs(self, ids: Tensor, x: Tensor) -> Sequence[tuple[Tensor, ...]]:
+        """Return what each layer receives beside the output of the one before it.
+
+        `x [T, dim]` are the input rows of tokens `ids i64[T]`.
+        """
+        return [()] * len(self.blocks)
 
     def forward(
         self,
@@ -194,13 +273,14 @@ class Stack(nn.Module, ABC):
         cos, sin = self.rotary_angles(positions, x.dtype)
         captured: dict[int, Tensor] = {}
         *blocks, last = self.blocks
+        *inputs, last_input = self.layer_inputs(ids, x)
         for layer, block in enumerate(blocks):
-            x = block(x, cos, sin, attend, None, fused)
+            x = block(x, cos, sin, attend, None, fused, *inputs[layer])
             if layer in layers:
                 captured[layer] = x
         if len(blocks) not in layers:
-            return self.norm(last(x, cos, sin, attend, wanted, fused)), captured
-        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, None, fused))
+            return self.norm(last(x, cos, sin, attend, wanted, fused, *last_input)), captured
+        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, None, fused, *last_input))
         return (x if wanted is None else x[wanted]), captured
 
     def initialize_weights(self) -> None:
@@ -212,12 +292,12 @@ class Stack(nn.Module, ABC):
 
     def build_rotary_tables(self) -> tuple[Tensor, Tensor]:
         """Return rotary tables for all supported positions, those of all ropes concatenated."""
-        ropes, size, length = self.config.ropes, self.config.head_dim, self.config.max_length
+        ropes, length = self.config.ropes, self.config.max_length
         if torch.get_default_device().type == "meta":
             # To compute on the meta device, PyTorch loads its compiler, which takes two seconds.
-            shape = length, sum(rope.width(size) for rope in ropes)
+            shape = length, sum(rope.width(size) for rope, size in ropes)
             return torch.empty(shape), torch.empty(shape)
-        cos, sin = zip(*(rotary_tables(rope, size, length) for rope in ropes), strict=True)
+        cos, sin = zip(*(rotary_tables(*rope, length) for rope in ropes), strict=True)
         return torch.cat(cos, -1), torch.cat(sin, -1)
 
     def rotary_angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -249,7 +329,9 @@ class Transformer(Stack):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab, config.dim)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        kind = ScaledBlock if config.layer_scale else Block
+        self.blocks = nn.ModuleList(kind(config, layer) for layer in range(config.layers))
+        self.embeddings = LayerEmbeddings(config, Embedding) if config.layer_input else None
         self.norm = build_norm(config)
         self.unembedding: nn.Module | None = None
         if not config.tied:
@@ -263,8 +345,15 @@ class Transformer(Stack):
         # The scale is rounded to the dtype first, as in the authors' code.
         return rows if scale == 1 else rows * torch.tensor(scale, dtype=rows.dtype)
 
+    def layer_inputs(self, ids: Tensor, x: Tensor) -> Sequence[tuple[Tensor, ...]]:
+        """Return the embeddings `[T, size]` of tokens for each layer, if the model has them."""
+        if self.embeddings is None:
+            return [()] * len(self.blocks)
+        return [(each,) for each in self.embeddings(ids, x).unbind(1)]
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         head = self.embedding.compute_logits if self.unembedding is None else self.unembedding
         logits: Tensor = head(hidden)
-        return logits
+        cap = self.config.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -41,6 +41,11 @@ def check_trainable(config: ModelConfig) -> None:
             f"{config.architecture} has gated delta layers, which cannot be trained; choose a "
             "model with attention in every layer, or train a draft with this one as its target"
         )
+    if config.is_uneven:
+        raise ValueError(
+            f"{config.architecture} has layers of different sizes, which can neither be trained "
+            "nor be a target in training; choose a model whose layers are alike"
+        )
 
 
 def change_config(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> ModelConfig:

@@ -5,7 +5,7 @@ from outpace.checkpoints.families.dflash import DFLASH, DFLASH2, DSPARK
 from outpace.checkpoints.families.dream import DREAM
 from outpace.checkpoints.families.eagle import EAGLE
 from outpace.checkpoints.families.family import Family
-from outpace.checkpoints.families.gemma import GEMMA3
+from outpace.checkpoints.families.gemma import GEMMA3, GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED
 from outpace.checkpoints.families.gpt_oss import GPT_OSS
 from outpace.checkpoints.families.llada import LLADA, LLADA2, LLADA_MOE
 from outpace.checkpoints.families.llama import LLAMA, SMOLLM3, STABLE_DIFFCODER
@@ -30,8 +30,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(A2D, A2D_BLOCK, DFLASH, DFLASH2, DFLASH_SPECULATOR, DREAM, DSPARK, EAGLE),
-        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3),
-        *(GPT_OSS, LLADA, LLADA2, LLADA_MOE, LLAMA),
+        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GEMMA4, GEMMA4_TEXT),
+        *(GEMMA4_UNIFIED, GPT_OSS, LLADA, LLADA2, LLADA_MOE, LLAMA),
         *(MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3, PHI3, QWEN2, QWEN3),
         *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
         *(SDAR, SDAR_MOE, SDLM, SMOLLM3, STABLE_DIFFCODER, WEDLM),

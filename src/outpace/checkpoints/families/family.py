@@ -280,17 +280,22 @@ class Family:
 
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """Return the row count of each published tensor stacked in our fused parameter `name`."""
+    """Return the row count of each published tensor stacked in our fused parameter `name`.
+
+    Tensors that its layer does not have, have no rows.
+    """
+    if name.startswith("blocks."):
+        layer = int(name.split(".")[1])
+        owns_keys, config = config.kv_layer(layer) == layer, config.layer_config(layer)
     if ".qkv." in name:
         kv, gated = config.kv_heads * config.head_dim, 2 if config.output_gate else 1
-        return gated * config.heads * config.head_dim, kv, kv
+        k, v = kv if owns_keys else 0, kv if owns_keys and not config.keys_as_values else 0
+        return gated * config.heads * config.head_dim, k, v
     if (delta := config.delta) is not None and ".attention." in name:
         gates = delta.value_heads, delta.value_heads
         return gates if ".gates." in name else (delta.mixed_size, delta.value_size)
-    width = config.mlp
-    if ".shared." in name:
-        width = config.shared_mlp
-    elif name.startswith("blocks.") and int(name.split(".")[1]) < config.dense_layers:
+    width = config.shared_mlp if ".shared." in name else config.mlp
+    if ".dense." in name or (name.startswith("blocks.") and layer < config.dense_layers):
         width = config.dense_mlp
     return width, width
 

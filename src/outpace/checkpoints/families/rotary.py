@@ -13,10 +13,12 @@ from outpace.checkpoints.fields import (
     count,
     field,
     flag,
+    inner,
     mapping,
     number,
     parse_value,
     read_known_fields,
+    shorten,
 )
 from outpace.models.config import Rope
 
@@ -120,7 +122,7 @@ def layer_rope_fields(published: Fields, kind: str) -> Fields:
 REQUIRED_ROPE, FULL_ROPE = Field(ROPE_NAMES, read_required_rope), Field(ROPE_NAMES, read_full_rope)
 
 
-ROTARY_FACTOR = "partial_rotary_factor"
+ROTARY_FACTOR, SPREAD = "partial_rotary_factor", "proportional"
 
 
 def partial_rope(usual: float) -> Field:
@@ -152,6 +154,19 @@ def partial_rope(usual: float) -> Field:
         return replace(ROPE.read({**published, **others}, ours), share=part)
 
     return Field((*ROPE.names, ROTARY_FACTOR), read_value)
+
+
+def read_spread_rope(published: Fields, ours: Fields) -> Rope:
+    """Read the rotary embedding of the fastest pairs of each head in full-attention layers."""
+    part = inner(layer_rope_fields(published, FULL_ATTENTION), "rope_parameters")
+    if (kind := part.get("rope_type")) != SPREAD:
+        raise ValueError(f"rope_type of {FULL_ATTENTION} must be {SPREAD!r}, got {shorten(kind)}")
+    ours = {**ours, "head_dim": ours["global_heads"].head_dim}
+    rope: Rope = partial_rope(1.0).read({"rope_parameters": {**part, "rope_type": "default"}}, ours)
+    return replace(rope, spread=True)
+
+
+SPREAD_ROPE = Field(ROPE.names, read_spread_rope)
 
 
 QUERY_SCALE = "llama_4_scaling_beta"
