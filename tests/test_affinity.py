@@ -3,19 +3,14 @@
 import json
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-if find_spec("ray") is None:  # which only the router needs, and which is not tested here
-    names = ("ray", "ray.serve", "ray.serve.request_router")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setitem(sys.modules, name, MagicMock(RequestRouter=object))
-        from outpace.ray.affinity import PREFIX_LENGTH, rank_replicas, replica_ranks, routing_key
-else:
+with pytest.MonkeyPatch.context() as patch:  # of the router, which is not tested here
+    for name in ("ray", "ray.serve", "ray.serve.request_router"):
+        patch.setitem(sys.modules, name, MagicMock(RequestRouter=object))
     from outpace.ray.affinity import PREFIX_LENGTH, rank_replicas, replica_ranks, routing_key
 
 LONG = "x" * PREFIX_LENGTH
