@@ -130,6 +130,22 @@ def draw_parameters(rng: Random) -> Drawn:
     return schema | {"type": "object"} | DEFINITIONS, value
 
 
+def test_large_tools_are_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("outpace.constraint.calls.MAX_CALL_STATES", 2000)
+    schemas = [{"type": "object"}] * 9
+    schemas += [{"properties": {f"p{n}": {"type": "string", "maxLength": 50}}} for n in range(9)]
+    functions = [(f"f{number}", number, schema) for number, schema in enumerate(schemas)]
+    rule = {"functions": functions, "free": False, "single": True, "loose": False}
+    dfa = tools_dfa(json.dumps(rule | {"strict": ["f9"]}), GENERIC_FORMAT)
+    opened = [name for name, *_ in functions if f"tool {name}:" in caplog.text]
+    assert 0 < len(opened) < 9 and "f9" not in opened
+    for name, _, schema in functions:
+        call = GENERIC_FORMAT.write_calls([(name, '{"x": [2]}')])
+        assert dfa_accepts(dfa, call.encode()) == (name in opened or "type" in schema)
+
+
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(10, 200))]
 )

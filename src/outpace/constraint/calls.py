@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count, product
 from typing import Any
 
@@ -296,10 +297,14 @@ class CallBudget:
 
 
 class CallBuilder:
-    """Builds the automaton of calls in a format; see `CallFormat` for what they are."""
+    """Builds the automaton of calls in a format; see `CallFormat` for what they are.
+
+    Functions with equal arguments share their states.
+    """
 
     def __init__(self, form: CallFormat) -> None:
         self.form = form
+        self.starts: dict[bytes, int] = {}
         self.rows: list[dict[int, int]] = [{}]
         self.before_name = self.add_text(0, form.begin)
         self.after_arguments = self.add_state()
@@ -320,14 +325,26 @@ class CallBuilder:
         return state
 
     def add_function(self, name: str, arguments: Dfa) -> None:
-        """Add a function; nothing follows its arguments, so where they end, the call goes on."""
-        states = [self.add_text(self.before_name, name + self.form.middle)]
-        for ends in arguments.accepts[1:].tolist():
-            states.append(self.after_arguments if ends else self.add_state())
+        """Add a function."""
+        text = name + self.form.middle
+        state = self.add_text(self.before_name, text[:-1])
+        self.rows[state][ord(text[-1])] = self.add_arguments(arguments)
+
+    def add_arguments(self, arguments: Dfa) -> int:
+        """Add arguments, after whose end the call goes on; return the state before them."""
+        key = arguments.table.tobytes()
+        if key in self.starts:
+            return self.starts[key]
+        states = [
+            self.after_arguments if ends else self.add_state()
+            for ends in arguments.accepts.tolist()
+        ]
+        self.starts[key] = states[0]
         for state, row in zip(states, arguments.table.tolist(), strict=True):
             for byte, target in enumerate(row):
                 if target >= 0:
                     self.rows[state][byte] = states[target]
+        return states[0]
 
     def build_dfa(self, *, single: bool) -> Dfa:
         """Return the automaton, without further calls after the first if `single`."""
@@ -361,9 +378,12 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
     rule, budget = json.loads(source), CallBudget()
     strict = rule.get("strict", ())
     functions = {
-        name: (arguments_dfa if name in strict else loose_arguments_dfa)(place, schema, budget)
+        name: arguments_dfa(place, schema, budget)
+        if name in strict
+        else loose_arguments_dfa(name, place, schema, budget)
         for name, place, schema in rule["functions"]
     }
+    open_large_functions(functions, form, strict)
     dfa = calls_dfa(form, functions, single=rule["single"])
     if not rule["free"]:
         return dfa
@@ -409,7 +429,7 @@ def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
     return dfa
 
 
-def loose_arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
+def loose_arguments_dfa(name: str, place: int, schema: Any, budget: CallBudget) -> Dfa:
     """Return the automaton of arguments, without keywords of their schema that it cannot hold.
 
     Raises:
@@ -423,9 +443,34 @@ def loose_arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
         except OptionError as other:
             if not isinstance(other.__cause__, UnsupportedError | TooLargeError):
                 raise error from None
-            found = arguments_dfa(place, {"type": "object"}, CallBudget())
-        LOG.warning("%s; calls of this tool are not constrained by it, as with strict", error)
+            found = open_arguments_dfa()
+        LOG.warning(UNCONSTRAINED, name, error.__cause__)
         return found
+
+
+UNCONSTRAINED = "tool %s: %s; without strict, this does not constrain its calls"
+
+
+@cache
+def open_arguments_dfa() -> Dfa:
+    """Return the automaton of arguments that are any object."""
+    return arguments_dfa(0, {"type": "object"}, CallBudget())
+
+
+def open_large_functions(
+    functions: dict[str, Dfa], form: CallFormat, strict: Collection[str]
+) -> None:
+    """Let the largest functions that are not strict have any object, until all fit together."""
+    room = MAX_CALL_STATES - sum(len(name + form.middle) for name in functions)
+    room -= len(form.begin + form.end + (form.between or ""))
+    tables = {name: dfa.table.tobytes() for name, dfa in functions.items()}  # equal ones count once
+    for name in sorted(functions.keys() - {*strict}, key=lambda each: -len(functions[each].table)):
+        sizes = {tables[each]: len(dfa.table) for each, dfa in functions.items()}
+        if sum(sizes.values()) < room:
+            return
+        functions[name] = open_arguments_dfa()
+        tables[name] = functions[name].table.tobytes()
+        LOG.warning(UNCONSTRAINED, name, "its schema is too large beside those of other tools")
 
 
 def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:
