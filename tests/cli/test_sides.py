@@ -33,6 +33,21 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
+def test_lengths_are_those_of_the_protocol_within_the_context(outpace, tmp_path):
+    protocol, data, path = (tmp_path / name for name in ("mine.toml", "test.jsonl", "a.json"))
+    text = "[tasks.gsm8k]\ntemplate = '{question}'\nmax_tokens = 4096\ncanvas = 12\n"
+    protocol.write_text(text)
+    data.write_text(json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}))
+    status, _, err = outpace(
+        *("benchmark", "methods", "tiny-dream left_to_right", "tiny-ar autoregressive", "--task"),
+        *("gsm8k", "--protocol", protocol, "--data", data, "--limit", 1, "--rounds", 1),
+        *("--json", path),
+    )
+    assert status == 0, err
+    first, second = json.loads(path.read_text())["results"]
+    assert first["max_tokens"] == 12 < second["max_tokens"] < 512 and second["faster"]
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "name"),

@@ -71,11 +71,12 @@ def random_prompts(llm: LLM, count: int, length: int) -> list[list[int]]:
 class RequestLoad:
     """Number of concurrent requests, and their lengths in tokens.
 
-    `prompt_length` is None if prompts are the questions of a task.
+    `max_tokens` is None if the protocol sets it, and `prompt_length` if prompts are the questions
+    of a task.
     """
 
     batch: int
-    max_tokens: int
+    max_tokens: int | None = None
     prompt_length: int | None = None
 
 
@@ -290,7 +291,7 @@ def sweep_figures(side: Side) -> SideFigures:
     return {
         "line": side.entry.line,
         "setting": side.entry.setting,
-        "max_tokens": side.load.max_tokens,
+        "max_tokens": side.options["max_tokens"],
         "prompt_length": side.load.prompt_length,
         "prompt_tokens": round(statistics.fmean(output.prompt_tokens for output in outputs), 1),
     }

@@ -37,9 +37,9 @@ from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
 from outpace.errors import OptionError
 from outpace.evaluation.answers import AnswerBackend
-from outpace.evaluation.protocol import Question, Setting
+from outpace.evaluation.protocol import Question
 from outpace.evaluation.report import EvaluationReport
-from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of
+from outpace.evaluation.run import evaluate, judgment_records, questions_of, resolve_options
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
@@ -308,6 +308,7 @@ def evaluate_command(
         backend = replica_flags.open_model(
             load_flags, model, options["method"], prefix_cache=cached
         )
+        request |= Options(method=backend.method)
         options = resolve_options(backend, setting, questions, request)
         labels = {"task": setting.task, "protocol": task_flags.protocol}
         report = run_evaluation(backend, questions, labels, batch, options, samples)
@@ -332,16 +333,6 @@ def write_answers(path: Path | None, questions: list[Question], report: Evaluati
     if path is not None:
         lines = (json.dumps(line, default=str) for line in judgment_records(questions, report))
         path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def resolve_options(
-    llm: AnswerBackend, setting: Setting, questions: list[Question], request: Options
-) -> Options:
-    """Return the options of all requests; the lengths of a protocol are reduced to the context."""
-    options = setting.request_options(request | Options(method=llm.method))
-    if isinstance(llm, LLM) and "max_tokens" not in request:
-        options = limit_to_context(llm, questions, options)
-    return options
 
 
 def answers_path(path: Path | None) -> Path | None:

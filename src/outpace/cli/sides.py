@@ -34,6 +34,7 @@ from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
 from outpace.evaluation.compare import result_title
 from outpace.evaluation.protocol import Question
+from outpace.evaluation.run import resolve_options
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
@@ -63,13 +64,13 @@ class LoadGrid:
     temperature: TemperatureFlag = None
     seed: SeedFlag = 0
 
-    def build_loads(self, default_tokens: int, *, random: bool) -> list[RequestLoad]:
+    def build_loads(self, *, random: bool) -> list[RequestLoad]:
         """Return every combination; raises `OptionError` for a number below 1."""
         batches = parse_counts(self.batch, "batch")
-        lengths = [DEFAULT_PROMPT_LENGTH] if random else [None]
+        lengths: list[int | None] = [DEFAULT_PROMPT_LENGTH if random else None]
         if self.prompt_length is not None:
             lengths = [*parse_counts(self.prompt_length, "prompt_length")]
-        limits = [default_tokens]
+        limits: list[int | None] = [None]
         if self.max_tokens is not None:
             limits = [*parse_counts(self.max_tokens, "max_tokens")]
         return [
@@ -189,7 +190,7 @@ def build_sides(
 ) -> Iterator[Side]:
     """Yield a side per entry and load; raises `ValueError` before anything runs."""
     setting = task_flags.load_setting()
-    levels = loads.build_loads(setting.max_tokens, random=random)
+    levels = loads.build_loads(random=random)
     loaded = [
         (shapes.model_path(entry.model), shapes.resolve_method(entry.method)) for entry in entries
     ]
@@ -205,7 +206,7 @@ def build_sides(
         for adapter, pairs in adapted.items()
     }
     for load in levels:
-        options = setting.request_options(loads.options(load, random=random))
+        request = loads.options(load, random=random)
         for entry, (model, method) in zip(entries, loaded, strict=True):
             llm = llms[entry.adapter][model]
             prompts, length = questions, load.prompt_length
@@ -216,7 +217,7 @@ def build_sides(
                 llm=llm,
                 load=load,
                 questions=prompts,
-                options=options | Options(method=method),
+                options=resolve_options(llm, setting, prompts, request | Options(method=method)),
                 task="" if length else setting.task,
                 protocol="" if length else task_flags.protocol,
             )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from outpace.api.llm import LLM
+from outpace.api.options import Options
 from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.side import RequestLoad, Side, SideFigures, alternate_turns, summarise_sides
 from outpace.cli.draw import console, replace_file
@@ -32,6 +33,7 @@ from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
 from outpace.errors import OptionError
 from outpace.evaluation.compare import pareto_indices
+from outpace.evaluation.run import resolve_options
 from outpace.evaluation.samples import resume_samples
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -159,9 +161,9 @@ def build_baseline(
     )
     entry = baselines[0] if baselines else default
     llm.pair(entry.method)
-    options = setting.request_options(sampling.options())
-    options["method"] = entry.method
-    load = RequestLoad(batch=batch, max_tokens=options["max_tokens"] or setting.max_tokens)
+    request = sampling.options() | Options(method=entry.method)
+    options = resolve_options(llm, setting, questions, request)
+    load = RequestLoad(batch=batch, max_tokens=sampling.max_tokens)
     protocol = task_flags.protocol
     return Side(
         entry=entry,
