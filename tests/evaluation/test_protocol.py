@@ -113,7 +113,9 @@ def test_options_override_the_paper() -> None:
     assert options["stop"] == ("Q:", "</s>", "<|im_end|>")
     assert isinstance(options["method"], D2F)
     chosen = found.request_options({"method": LeftToRight()})
-    assert chosen["method"] == LeftToRight()
+    assert chosen["method"] == LeftToRight() and chosen["template"] == {}
+    drafted = find_setting("math500", "dflash:8b").request_options({})
+    assert drafted["template"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from outpace.cli.options import parse_entries
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
 from outpace.evaluation.compare import result_title
-from outpace.evaluation.protocol import Question
+from outpace.evaluation.protocol import Question, find_setting
 from outpace.evaluation.run import resolve_options
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -209,6 +209,7 @@ def build_sides(
         request = loads.options(load, random=random)
         for entry, (model, method) in zip(entries, loaded, strict=True):
             llm = llms[entry.adapter][model]
+            own = find_setting(setting.task, entry.protocol) if entry.protocol else setting
             prompts, length = questions, load.prompt_length
             if length is not None:
                 prompts = prompts_of_length(llm, questions, length)
@@ -217,7 +218,7 @@ def build_sides(
                 llm=llm,
                 load=load,
                 questions=prompts,
-                options=resolve_options(llm, setting, prompts, request | Options(method=method)),
+                options=resolve_options(llm, own, prompts, request | Options(method=method)),
                 task="" if length else setting.task,
                 protocol="" if length else task_flags.protocol,
             )

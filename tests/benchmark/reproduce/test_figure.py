@@ -22,6 +22,7 @@ from outpace.benchmark.reproduce.figure import (
 )
 from outpace.benchmark.reproduce.verdict import NAMES, judge, published
 from outpace.checkpoints.load import zoo_names
+from outpace.evaluation.protocol import find_setting
 from outpace.training.recipe import load_recipe
 from refusal import refuses
 
@@ -50,7 +51,7 @@ def result(setting: str, right: int, tokens: int, seconds: float = 1.0) -> dict[
 def test_a_figure_can_be_drawn(figure: Figure) -> None:
     assert figure.published() and figure.claims
     timed = [point for point in figure.published() if "tokens_per_second" in point]
-    (mini,), (full,) = figure.scales["mini"], figure.scales["full"]
+    (full,) = figure.scales["full"]
     assert (figure.published_seconds(full) > 0) == bool(timed)
     for name, plan in ((name, plan) for name, plans in figure.scales.items() for plan in plans):
         lines = plan.entries()
@@ -61,10 +62,9 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
                 assert len(mine) > 1 and all(entry.setting for entry in mine)
             if claim.trend in ("higher", "lower"):
                 assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
-    entries = mini.every
-    names = {entry.model for entry in entries}
-    names |= {name for entry in entries for name in entry.method.model_names().values()}
-    assert names - set(needed(entries)) <= set(zoo_names())
+    for mini in figure.scales.get("mini", ()):
+        names = {name for entry in mini.every for name in entry.model_names}
+        assert names - set(needed(mini.every)) <= set(zoo_names())
 
 
 @each
@@ -82,7 +82,7 @@ def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
 
 def test_what_trains_models_is_known_and_used() -> None:
     names = {
-        scale: {name for f in EVERY for plan in f.scales[scale] for name in needed(plan.every)}
+        scale: {n for f in EVERY for plan in f.scales.get(scale, ()) for n in needed(plan.every)}
         for scale in ("mini", "full")
     }
     assert not names["mini"] & names["full"]
@@ -119,6 +119,17 @@ def test_a_claim_names_each_published_point_alone() -> None:
             find(name)
     with refuses("scale"):
         find_at("wedlm", "small")
+
+
+def test_lines_have_the_settings_of_their_paper() -> None:
+    (pareto,) = find("apd:figure5")[0].scales["full"]
+    fixed, adaptive, large, small = pareto.entries()
+    published = [find_setting("gsm8k", f"apd:ratio-{r}").build_method() for r in (0.6, 0.7)]
+    assert [entry.method for entry in adaptive] == published and not fixed[0].protocol
+    assert adaptive[0].setting == "ratio=0.6 window=32 lookahead=200" != adaptive[1].setting
+    assert adaptive[0].line == adaptive[1].line and "ratio" not in adaptive[0].line
+    assert [entry.protocol for entry in (*large, *small)] == ["apd:qwen-7b", "apd:qwen-0.5b"]
+    assert pareto.longest == 16384
 
 
 LINE = {"model": "tiny-ar", "method": "autoregressive"}

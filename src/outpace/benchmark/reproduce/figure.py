@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outpace.benchmark.entry import MethodEntry, expand_entries
+from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
 from outpace.errors import OptionError
-from outpace.evaluation.protocol import Setting, find_setting, load_settings
+from outpace.evaluation.protocol import Setting, find_setting, load_settings, method_from_options
 from outpace.evaluation.tasks import TASKS
 from outpace.field_types import check_names
 
@@ -23,6 +23,7 @@ GIVEN = "given:"
 """Prefix of a model whose path the user gives."""
 
 Published = Mapping[str, Any]
+Options = Mapping[str, Any]
 Made = TypeVar("Made")
 
 
@@ -66,7 +67,9 @@ class Scale:
 
     Attributes:
         lines: entries as a file has them: model, adapter, method, options, lists where they are
-            swept, and as `paper` the fields that identify the published point beside them.
+            swept, as `together` the values of options that are swept together, as `protocol` one
+            of other lengths and sampling, and as `paper` the fields that identify the published
+            point beside them.
         data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
         tokens_per_second: mean speed of the lines on two cores, for the expected time.
@@ -102,7 +105,11 @@ class Scale:
 
     @property
     def longest(self) -> int:
-        return self.max_tokens or self.setting().max_tokens
+        """The most tokens of an answer."""
+        return self.max_tokens or max(
+            find_setting(self.task, entry.protocol or self.protocol).max_tokens
+            for entry in self.every
+        )
 
     @property
     def seconds(self) -> float:
@@ -136,10 +143,25 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
         if not isinstance(options.get(name), str):
             raise ValueError(f"a line needs a {name}: {line}")
     model, method = options.pop("model"), options.pop("method")
-    adapter = options.pop("adapter", None)
+    adapter, protocol = options.pop("adapter", None), options.pop("protocol", None)
+    together = options.pop("together", [])
     options.pop("paper", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
-    yield from expand_entries(model, method, values, adapter)
+    entries = [
+        replace(entry, protocol=protocol)
+        for entry in expand_entries(model, method, values, adapter)
+    ]
+    yield from entries if not together else sweep_together(*entries, method, options, together)
+
+
+def sweep_together(
+    entry: MethodEntry, method: str, options: Options, changes: Sequence[Options]
+) -> Iterator[MethodEntry]:
+    """Yield an entry for each set of values of several options."""
+    for change in changes:
+        setting = " ".join(f"{name}={format_value(value)}" for name, value in change.items())
+        changed = method_from_options(method, {**options, **change})
+        yield replace(entry, method=changed, setting=setting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,10 +215,19 @@ class Figure:
         return [self.point(marks, task) for marks in claim.points]
 
     def published_seconds(self, plan: Scale) -> float:
-        """Return the seconds of answers of full length at the published speeds, 0 without any."""
-        tokens = plan.limit * plan.longest
-        speeds = [point.get("tokens_per_second") for point in self.published()]
-        return sum(tokens / speed for speed in speeds if speed)
+        """Return the seconds of the published points at their speeds, 0 without any.
+
+        Answers have the length of the paper where it has one for the setting, else the full one.
+        """
+        settings = {each.name: each for each in load_settings(self.paper) if each.task == self.task}
+        seconds = 0.0
+        for point in self.published():
+            if (speed := point.get("tokens_per_second")) is not None:
+                setting = settings[point["setting"]]
+                timed = (each for each in setting.published if "latency" in each)
+                lengths = (each["latency"] * each["tokens_per_second"] for each in timed)
+                seconds += plan.limit * max(lengths, default=setting.max_tokens) / speed
+        return seconds
 
 
 def figure_names() -> list[str]:
