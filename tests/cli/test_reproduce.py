@@ -1,10 +1,12 @@
 """`outpace reproduce` as typed by a user."""
 
 import json
+from weakref import WeakSet
 
 import pytest
 
-from outpace.benchmark.reproduce import figure
+from outpace import LLM
+from outpace.benchmark.reproduce import figure, memory
 
 PNG = b"\x89PNG"
 MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
@@ -64,7 +66,7 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
     assert status == 0, err
     printed = " ".join(out.split())
     assert "6 settings on 1 problems of mtbench, at most 24 tokens each, with tiny-ar, " in printed
-    assert printed.count("on two cores about") == 3
+    assert printed.count("minutes of CPU time") == 3
     for task in files:
         written = json.loads((tmp_path / f"dflash-table1-small-{task}.json").read_text())
         assert (written["scale"], written["rounds"]) == ("small", 1)
@@ -94,6 +96,7 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
         ((*SMALL, "--data", "math500=x"), "mtbench"),
         ((*SMALL, "--data", "gsm8k="), "mtbench"),
         (SMALL, "HumanEval.jsonl.gz"),
+        ((), "--list"),
         (("apd:figure2", "--limit", "0"), "limit"),
         (("apd:figure2", "--scale", "full"), "set it to"),
     ],
@@ -106,6 +109,40 @@ def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
     _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
     said = " ".join(out.split())
     assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said
+
+
+def test_costs_are_listed_and_models_that_do_not_fit_are_refused(
+    outpace, refused, tmp_path, monkeypatch
+):
+    _, out, _ = outpace("reproduce", "dflash:table1", "--list")
+    assert out.count("small") == 3 and "GiB" in out
+    monkeypatch.setattr("outpace.cli.reproduce.available_bytes", lambda device: 2**33)
+    data = tmp_path / "test.jsonl"
+    data.write_text(json.dumps(QUESTION))
+    words = ("dflash:table1", "--scale", "full", "--limit", 1, "--data", data)
+    said = refused("reproduce", *words, "--dtype", "bfloat16")
+    assert "Qwen/Qwen3-8B needs 28.1 GiB" in said and "8.0 are free" in said
+
+
+@pytest.mark.nightly
+def test_models_that_do_not_fit_together_are_measured_in_turn(outpace, tmp_path, monkeypatch):
+    loaded = WeakSet()
+
+    class Counted(LLM):
+        def __init__(self, *args, **options):
+            assert not loaded
+            super().__init__(*args, **options)
+            loaded.add(self)
+
+    (tmp_path / "models.toml").write_text("tiny-ar = 1\ntiny-wedlm = 1\n")
+    monkeypatch.setattr(memory, "SIZES", tmp_path / "models.toml")
+    monkeypatch.setattr("outpace.cli.reproduce.available_bytes", lambda device: 7 * 2**30)
+    monkeypatch.setattr("outpace.cli.flags.LLM", Counted)
+    words = ("wedlm:figure1", "--limit", 1, "--out", tmp_path)
+    status, _, err = outpace("reproduce", *words)
+    assert status == 0, err
+    written = json.loads((tmp_path / "wedlm-figure1-mini.json").read_text())["results"]
+    assert [each["line"].split()[0] for each in written] == ["tiny-ar", *["tiny-wedlm"] * 3]
 
 
 @pytest.mark.nightly

@@ -54,7 +54,7 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
     (full,) = figure.scales["full"]
     assert (figure.published_seconds(full) > 0) == bool(timed)
     for name, plan in ((name, plan) for name, plans in figure.scales.items() for plan in plans):
-        lines = plan.entries()
+        lines = plan.entries
         assert plan.setting().task == plan.task and figure.claims_at(name)
         for claim in figure.claims_at(name):
             mine = lines[claim.line - 1]
@@ -123,7 +123,7 @@ def test_a_claim_names_each_published_point_alone() -> None:
 
 def test_lines_have_the_settings_of_their_paper() -> None:
     (pareto,) = find("apd:figure5")[0].scales["full"]
-    fixed, adaptive, large, small = pareto.entries()
+    fixed, adaptive, large, small = pareto.entries
     published = [find_setting("gsm8k", f"apd:ratio-{r}").build_method() for r in (0.6, 0.7)]
     assert [entry.method for entry in adaptive] == published and not fixed[0].protocol
     assert adaptive[0].setting == "ratio=0.6 window=32 lookahead=200" != adaptive[1].setting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +62,7 @@ class Claim:
             raise ValueError(f"unknown scales {unknown}; known are {', '.join(SCALES)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """How much of a task is measured, on which models.
 
@@ -72,7 +73,7 @@ class Scale:
             point beside them.
         data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
-        tokens_per_second: mean speed of the lines on two cores, for the expected time.
+        minutes: measured minutes of CPU time, for the expected time.
     """
 
     task: str
@@ -85,23 +86,26 @@ class Scale:
     temperature: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     is_lossless: bool = False
-    tokens_per_second: float | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for an unknown task or an invalid line."""
         if self.task not in TASKS:
             raise ValueError(f"unknown task {self.task!r}; known are {', '.join(TASKS)}")
-        self.entries()
+        if not self.entries:
+            raise ValueError("no lines")
 
     def setting(self) -> Setting:
         return find_setting(self.task, self.protocol)
 
+    @cached_property
     def entries(self) -> list[list[MethodEntry]]:
+        """The entries of each line."""
         return [list(line_of(line)) for line in self.lines]
 
     @property
     def every(self) -> list[MethodEntry]:
-        return [entry for line in self.entries() for entry in line]
+        return [entry for line in self.entries for entry in line]
 
     @property
     def longest(self) -> int:
@@ -110,12 +114,6 @@ class Scale:
             find_setting(self.task, entry.protocol or self.protocol).max_tokens
             for entry in self.every
         )
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that answers of full length take on two cores; 0 without a mean speed."""
-        tokens = len(self.every) * self.limit * self.longest
-        return tokens / self.tokens_per_second if self.tokens_per_second else 0.0
 
     @property
     def given(self) -> dict[str, None]:
