@@ -98,6 +98,8 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
         (SMALL, "HumanEval.jsonl.gz"),
         ((), "--list"),
         (("apd:figure2", "--limit", "0"), "limit"),
+        (("apd:figure2", "--shots", "gsm8k=x"), "none"),
+        (("d2f", "--scale", "full", "--shots", "x"), "gsm8k, mbpp"),
         (("apd:figure2", "--scale", "full"), "set it to"),
     ],
 )

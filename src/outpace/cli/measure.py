@@ -56,7 +56,6 @@ class HarnessFlags:
     chat: Annotated[
         bool, Option("--chat", help="Apply the chat template to the prompts of --tasks.")
     ] = False
-    system: Annotated[str | None, Option(help="System prompt of --tasks.")] = None
     draws: Annotated[int, Option(help="Random masks per likelihood of a diffusion model.")] = 128
 
     def run_harness(
@@ -65,7 +64,7 @@ class HarnessFlags:
         *,
         options: Options,
         batch: int,
-        shots: int | None,
+        task_flags: TaskFlags,
         limit: int,
         samples: Path | None,
     ) -> tuple[dict[str, Any], EvaluationReport]:
@@ -73,7 +72,8 @@ class HarnessFlags:
         from outpace.evaluation.harness import OutpaceHarness, request_key, run_tasks
 
         assert self.tasks is not None
-        if extra := [name for name in options if name not in ("max_tokens", "seed")]:
+        allowed = ("max_tokens", "seed", "temperature", "top_p")
+        if extra := [name for name in options if name not in allowed]:
             message = f"{extra[0]} cannot be set: tasks of lm-evaluation-harness set it"
             raise OptionError(extra[0], dict(options)[extra[0]], message)
         harness = OutpaceHarness(
@@ -82,16 +82,19 @@ class HarnessFlags:
             max_tokens=options.get("max_tokens") or 256,
             seed=options.get("seed", 0),
             draws=self.draws,
+            temperature=options.get("temperature"),
+            top_p=options.get("top_p"),
+            template=task_flags.variables(),
             samples=samples,
         )
         results = run_tasks(
             harness,
             [name.strip() for name in self.tasks.split(",")],
             include=self.include,
-            shots=shots,
+            shots=task_flags.num_shots,
             limit=limit,
             chat=self.chat,
-            system=self.system,
+            system=task_flags.system,
         )
         report = EvaluationReport(
             task=self.tasks, model=llm.name, method=repr(llm.method), batch=batch
@@ -268,7 +271,6 @@ def evaluate_command(
     batch: BatchFlag = 1,
     sampling: ProtocolSamplingFlags = PROTOCOL_SAMPLING,
     stops: StopFlags = STOP_FLAGS,
-    template: TemplateFlag = None,
     load_flags: LoadFlags = LOAD_FLAGS,
     replica_flags: ReplicaFlags = REPLICA_FLAGS,
     harness: HarnessFlags = HARNESS_FLAGS,
@@ -286,21 +288,19 @@ def evaluate_command(
     """
     check_at_least_one(limit=limit)
     request = sampling.options() | stops.options()
-    if template:
-        request |= PromptFlags(template=template).options()
     check_options(request)
     if harness.tasks is not None:
-        if replace(task_flags, num_shots=None) != TASK_FLAGS:
+        if replace(task_flags, num_shots=None, system=None, template=None) != TASK_FLAGS:
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
         if replica_flags != REPLICA_FLAGS:
             raise ValueError("--tasks cannot be combined with --ray or --replicas")
         with replace_file(json_path) as file:
             llm = load_flags.open_model(model, method, prefix_cache=not no_prefix_cache)
-            extra = {"shots": task_flags.num_shots, "limit": limit, "samples": samples}
+            extra = {"task_flags": task_flags, "limit": limit, "samples": samples}
             report_tasks(harness, llm, file, options=request, batch=batch, **extra)
         return
     if harness != HARNESS_FLAGS:
-        raise ValueError("--include, --chat, --system and --draws need --tasks")
+        raise ValueError("--include, --chat and --draws need --tasks")
     setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
     options = setting.request_options(request | Options(method=method))
     with replace_file(json_path) as file, replace_file(answers_path(json_path)) as answers:

@@ -168,11 +168,13 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
 
 def changed_flags(group: Any) -> list[str]:
     """Format the flags of a group that differ from their defaults as command-line arguments."""
-    values = {f.name: (getattr(group, f.name), f.default) for f in fields(group)}
-    texts = {
-        flag_name(name): format_value(v) for name, (v, default) in values.items() if v != default
-    }
-    return [text for name, value in texts.items() for text in (f"--{name}", value)]
+    words = []
+    for each in fields(group):
+        value = getattr(group, each.name)
+        if value != each.default:
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{flag_name(each.name)}", format_value(one)]
+    return words
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

@@ -20,12 +20,13 @@ from outpace.benchmark.reproduce.figure import (
     TRAINED,
     Figure,
     Scale,
+    data_files,
     figure_names,
     find,
     find_at,
     model_paths,
     needed,
-    task_files,
+    shot_files,
 )
 from outpace.benchmark.reproduce.memory import (
     CACHE_GIB,
@@ -99,7 +100,9 @@ def reproduce(
         list[str] | None,
         Option(help="File of the task, where it needs one; of several tasks, TASK=FILE for each."),
     ] = None,
-    shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
+    shots: Annotated[
+        list[str] | None, Option(help="File of the shots, lines as in --data, or TASK=FILE.")
+    ] = None,
     limit: Annotated[int | None, Option(help="Other than the figure's number of problems.")] = None,
     rounds: Annotated[int | None, Option(help="Other than the figure's number of turns.")] = None,
     list_all: Annotated[
@@ -124,10 +127,14 @@ def reproduce(
     ]
     paths = model_paths(models or (), [plan for _, plan in plans])
     plans = [(each, plan.with_models(paths)) for each, plan in plans]
-    files = task_files(data or (), [plan for _, plan in plans])
+    files = data_files(data or (), [plan for _, plan in plans])
+    examples = shot_files(shots or (), [plan for _, plan in plans])
     for each, plan in plans:
         console.print(needs(each, plan, scale))
-    parts = [make_part(each, plan, scale, files.get(plan.task), shots) for each, plan in plans]
+    parts = [
+        make_part(each, plan, scale, files.get(plan.task), examples.get(plan.task))
+        for each, plan in plans
+    ]
     for part in parts:
         split_by_memory(part.plan.every, loading)
     for part in parts:
@@ -226,7 +233,7 @@ def costs_of(names: Iterable[str]) -> Table:
     """Return a table of figures with the costs of each scale."""
     table = Table(header_style="bold")
     for column in ("figure", "scale", "settings", "problems", "time", "memory"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column == "figure", overflow="fold")
     for figure in (figure for name in names for figure in find(name)):
         for scale, plan in ((s, p) for s, plans in figure.scales.items() for p in plans):
             costs = time_of(figure, plan, scale), memory_of(plan)

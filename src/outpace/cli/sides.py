@@ -209,7 +209,9 @@ def build_sides(
         request = loads.options(load, random=random)
         for entry, (model, method) in zip(entries, loaded, strict=True):
             llm = llms[entry.adapter][model]
-            own = find_setting(setting.task, entry.protocol) if entry.protocol else setting
+            own = setting
+            if entry.protocol is not None:
+                own = task_flags.change_setting(find_setting(setting.task, entry.protocol))
             prompts, length = questions, load.prompt_length
             if length is not None:
                 prompts = prompts_of_length(llm, questions, length)

@@ -171,7 +171,7 @@ class Setting:
         if shots is None and not is_self_contained:
             raise ValueError(
                 f"--shots: {self.task} needs {self.shots} shots in this protocol; set a file, "
-                "such as lines of the training split, or --num-shots 0"
+                "such as lines of the training split"
             )
 
     def build_prompt(self, line: JsonRecord, examples: Sequence[JsonRecord]) -> Prompt:

@@ -313,22 +313,38 @@ def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
     return paths
 
 
-def task_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
-    """Return files by task, from TASK=FILE or a file alone; `OptionError` for other tasks."""
+def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dict[str, str]:
+    """Return the files of an option by task, from TASK=FILE or a file alone.
+
+    Raises:
+        OptionError: If a file is of no task, or of one that needs none.
+    """
     tasks = list(dict.fromkeys(plan.task for plan in plans))
-    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
+    files: dict[str, str] = {}
     for text in texts:
         task, _, path = text.partition("=")
         if task not in TASKS:
-            if len(tasks) > 1:
-                message = f"--data {text}: write TASK=FILE, for each of {', '.join(tasks)}"
-                raise OptionError("data", text, message)
+            if len(tasks) != 1:
+                message = f"--{option} {text}: write TASK=FILE, for each of {', '.join(tasks)}"
+                raise OptionError(option, text, message)
             task, path = tasks[0], text
         if task not in tasks or not path:
-            message = f"--data {text}: write TASK=FILE; tasks here are {', '.join(tasks)}"
-            raise OptionError("data", text, message)
+            names = ", ".join(tasks) or "none"
+            message = f"--{option} {text}: write TASK=FILE; tasks here are {names}"
+            raise OptionError(option, text, message)
         files[task] = path
     return files
+
+
+def data_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return the files of problems by task, those of figures unless others are given."""
+    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
+    return files | task_files(texts, plans, "data")
+
+
+def shot_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return the files of shots by task, of those that have shots."""
+    return task_files(texts, [plan for plan in plans if plan.setting().shots], "shots")
 
 
 TRAINED = "trained:"
