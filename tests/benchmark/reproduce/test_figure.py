@@ -178,6 +178,18 @@ def test_trends_hold_beyond_chance_alone() -> None:
     assert not judge(claim("rises"), [flat]).holds
 
 
+def test_acceptance_lengths_have_an_interval_if_answers_have_them() -> None:
+    line = [result("a=1", 90, 10), result("a=2", 90, 10)]
+    for each, length in zip(line, (6.0, 6.2), strict=True):
+        each["acceptance_length"] = length
+    assert not judge(claim("rises", "acceptance_length"), [line]).holds  # by less than 5 %
+    for each, length in zip(line, (6.0, 6.2), strict=True):
+        each["samples"]["acceptance"] = [None, *[length - 0.5, length + 0.5] * 49, length]
+    assert judge(claim("rises", "acceptance_length"), [line]).holds
+    line[1]["samples"]["acceptance"] = [None, *[1.0, 11.4] * 49, 6.2]
+    assert not judge(claim("rises", "acceptance_length"), [line]).holds
+
+
 def test_seconds_must_move_by_more_than_noise() -> None:
     line = [result("a=1", 90, 10, 1.0), result("a=2", 90, 10, 0.97)]
     assert not judge(claim("rises", "speed"), [line]).holds
