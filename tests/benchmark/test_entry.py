@@ -8,9 +8,9 @@ import torch
 from outpace import LLM
 from outpace.benchmark.shape import RandomCheckpoints
 from outpace.benchmark.side import prompts_of_length
-from outpace.cli.options import method_flags, parse_entries, parse_method
+from outpace.cli.options import parse_entries
 from outpace.evaluation.run import questions_of
-from outpace.methods import APD, Autoregressive, LeftToRight
+from outpace.methods import APD
 
 
 def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
@@ -36,16 +36,6 @@ def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
 def test_a_bad_entry_is_named(text: str, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         parse_entries(text)
-
-
-@pytest.mark.parametrize(
-    "method", [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)]
-)
-def test_flags_make_a_method_again(method: Autoregressive) -> None:
-    _, name, *rest = method_flags(method)
-    values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
-    assert parse_method(name, values) == method
-    assert method_flags(Autoregressive()) == ["--method", "autoregressive"]
 
 
 def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:

@@ -57,14 +57,10 @@ def test_lengths_are_those_of_the_protocol_within_the_context(outpace, tmp_path)
         (("random:huge autoregressive",), "huge"),
         (("random:tiny autoregressive", "tiny-ar autoregressive"), "random"),
         (("tiny-ar autoregressive", "--batch", "0"), "batch"),
-        (("tiny-ar autoregressive", "--batch", "two"), "batch"),
         (("tiny-ar autoregressive", "--batch", "16"), "160"),
         (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens"),
         (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length"),
-        (("tiny-ar autoregressive", "--rounds", "0"), "rounds"),
-        (("tiny-ar autoregressive", "--limit", "0"), "limit"),
         (("tiny-ar autoregressive", "--task", "chess"), "chess"),
-        (("tiny-ar autoregressive", "--protocol", "chess"), "chess"),
         (("tiny-ar d2f",), "D2F"),
     ],
 )
@@ -74,7 +70,7 @@ def test_invalid_words_are_named_in_one_line(refused, words, name, tmp_path):
 
 
 @pytest.mark.nightly
-def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
+def test_an_interrupt_keeps_whole_rounds(tmp_path):
     path, samples = tmp_path / "a.json", tmp_path / "samples"
     command = [sys.executable, "-m", "outpace", "benchmark", "methods", *PAIR, "--limit", "60"]
     command += ["--rounds", "20", "--json", str(path), "--samples", str(samples)]
@@ -88,9 +84,3 @@ def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
     cut = json.loads(path.read_text())
     assert cut["interrupted"] and 1 <= cut["rounds"] < 20
     assert {each["problems"] for each in cut["results"]} == {3 * cut["rounds"]}
-    subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    whole = json.loads(path.read_text())
-    assert not whole["interrupted"] and whole["rounds"] == 20
-    for before, after in zip(cut["results"], whole["results"], strict=True):
-        count = before["problems"]
-        assert after["samples"]["seconds"][:count] == before["samples"]["seconds"]

@@ -134,13 +134,6 @@ def test_unknown_names_list_the_valid_ones(task: str, protocol: str, valid: str)
         find_setting(task, protocol)
 
 
-def test_custom_protocol(tmp_path: Path, data: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
-    (question,) = find_setting("gsm8k", str(path)).load_questions(data, 1, None)
-    assert question.prompt == "What is 0 + 1?!" and question.judge_answer("It is 1.") is False
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -149,7 +149,10 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
         replace(entry, protocol=protocol)
         for entry in expand_entries(model, method, values, adapter)
     ]
-    yield from entries if not together else sweep_together(*entries, method, options, together)
+    if not together:
+        yield from entries
+    for entry in entries if together else ():
+        yield from sweep_together(entry, method, options, together)
 
 
 def sweep_together(
