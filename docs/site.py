@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOVED = {
     "docs/start.md": "index.md",
     "benchmarks/results/README.md": "measurements.md",
+    "benchmarks/results/claims.md": "claims.md",
     "README.md": "about.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",

@@ -31,7 +31,7 @@ from shown import ROOT, blocks, is_right
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
-    ROOT / "benchmarks" / "results" / "README.md",
+    *(ROOT / "benchmarks" / "results" / name for name in ("README.md", "claims.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 MARKS = ("hub", "long", "ray", "serves")

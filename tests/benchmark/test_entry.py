@@ -5,9 +5,9 @@ import pytest
 from outpace import LLM
 from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.side import prompts_of_length
-from outpace.cli.options import format_method, parse_entries, parse_method_words
+from outpace.cli.options import parse_entries
 from outpace.evaluation.run import questions_of
-from outpace.methods import APD, Autoregressive, LeftToRight
+from outpace.methods import APD
 
 
 def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
@@ -33,13 +33,6 @@ def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
 def test_a_bad_entry_is_named(text: str, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         parse_entries(text)
-
-
-@pytest.mark.parametrize(
-    "method", [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)]
-)
-def test_words_make_a_method_again(method: Autoregressive) -> None:
-    assert parse_method_words(format_method(method)) == method
 
 
 def test_models_are_replaced_by_paths() -> None:

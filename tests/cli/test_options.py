@@ -3,7 +3,8 @@
 import pytest
 
 from outpace import OptionError
-from outpace.cli.options import parse_method
+from outpace.cli.options import changed_flags, parse_method
+from outpace.cli.task_flags import TaskFlags
 from outpace.methods import APD, DFlash, Speculative
 
 
@@ -20,6 +21,15 @@ def test_a_number_or_a_word(text, value):
     values = {"draft": "d", "block": "none", "verify": "rejection", "tokens": "4"}
     expected = DFlash(draft="d", block=None, verify="rejection", tokens=4)
     assert parse_method("dflash", values) == expected
+
+
+def test_flags_replace_parts_of_a_protocol():
+    words = ["enable_thinking=true", "depth=1"]
+    flags = TaskFlags(task="math500", protocol="dflash:8b", system="Be brief.", template=words)
+    setting = flags.load_setting()
+    assert setting.variables == {"enable_thinking": True, "depth": 1}
+    assert setting.system == "Be brief." and setting.max_tokens == 2048
+    assert changed_flags(flags)[-4:] == ["--template", words[0], "--template", words[1]]
 
 
 @pytest.mark.parametrize(

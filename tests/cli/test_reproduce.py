@@ -1,10 +1,12 @@
 """`outpace reproduce` as typed by a user."""
 
 import json
+from weakref import WeakSet
 
 import pytest
 
-from outpace.benchmark.reproduce import figure
+from outpace import LLM
+from outpace.benchmark.reproduce import figure, memory
 
 PNG = b"\x89PNG"
 MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
@@ -21,18 +23,13 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     words = ("reproduce", "wedlm:streaming", "--limit", 2, "--rounds", 1, "--out", tmp_path)
     status, out, err = outpace(*words)
     assert status == 0, err
-    assert out.startswith("wedlm:streaming, a window that streams against blocks that wait")
-    assert "8 settings on 2 problems of story, at most 128 tokens each, with tiny-wedlm" in (
-        " ".join(out.split())
-    )
+    assert "8 settings on 2 problems of story, at most 128 tokens" in " ".join(out.split())
     written = json.loads((tmp_path / "wedlm-streaming-mini.json").read_text())
-    assert {claim["holds"] for claim in written["claims"]} <= {True, False}
-    assert len(written["claims"]) == 3 and len(written["results"]) == 8
+    assert len(written["results"]) == 8
     assert [claim["paper"] for claim in written["claims"]] == ["", "221 → 423", ""]
     text = (tmp_path / "figures.md").read_text()
     assert "| wedlm:streaming | mini | " in text and "streaming is faster at each" in text
     assert text.count("| tiny-wedlm wedlm window=16 block=") == 8
-    assert any(point["place"] == "Figure 4, streaming" for point in written["published"])
     assert (tmp_path / "wedlm-streaming-mini.png").read_bytes().startswith(PNG)
     folder = tmp_path / "samples" / "wedlm-streaming-mini"
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -41,19 +38,8 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.fixture
-def short_answers(tmp_path, monkeypatch):
-    """Papers whose small scales have answers of at most 24 tokens."""
-    folder = tmp_path / "papers"
-    folder.mkdir()
-    for path in figure.FOLDER.glob("*.toml"):
-        text = path.read_text().replace("max_tokens = 200", "max_tokens = 24")
-        (folder / path.name).write_text(text)
-    monkeypatch.setattr(figure, "FOLDER", folder)
-
-
 @pytest.mark.nightly
-def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, short_answers):
+def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
     files = {"humaneval": PROBLEM, "gsm8k": QUESTION, "mtbench": {"turns": ["Begin."]}}
     data = []
     for task, line in files.items():
@@ -63,17 +49,14 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
     status, out, err = outpace(*words)
     assert status == 0, err
     printed = " ".join(out.split())
-    assert "6 settings on 1 problems of mtbench, at most 24 tokens each, with tiny-ar, " in printed
-    assert printed.count("on two cores about") == 3
+    assert printed.count("6 settings on 1 problems") == printed.count("minutes of CPU time") == 3
     for task in files:
         written = json.loads((tmp_path / f"dflash-table1-small-{task}.json").read_text())
-        assert (written["scale"], written["rounds"]) == ("small", 1)
         assert [each["task"] for each in written["results"]] == [task] * 6
         assert [each["equal"] for each in written["results"]] == [1.0] * 6
         assert written["claims"][-1]["holds"] and len(written["claims"]) == 4
         papers = [each.get("paper") for each in written["results"]]
         assert [number for number, paper in enumerate(papers) if paper] == [1, 3]
-        assert (tmp_path / f"dflash-table1-small-{task}.png").read_bytes().startswith(PNG)
     text = (tmp_path / "figures.md").read_text()
     assert "| dflash:table1 | small, mtbench | " in text and "(paper 4.24)" in text
 
@@ -84,17 +67,17 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
     [
         (("nobody",), "nobody"),
         (("apd:table9",), "apd:table1"),
-        (("apd", "--scale", "huge"), "huge"),
         (("apd", "--scale", "small"), "dflash:table1"),
         (("apd:table2", "--model", "target=x"), "scale"),
         ((*SMALL[:3],), "--model target=PATH"),
         ((*SMALL, "--model", "target=x"), "NAME=PATH"),
-        ((*SMALL, "--model", "aux=x"), "NAME=PATH"),
         ((*SMALL, "--data", "x"), "TASK=FILE"),
         ((*SMALL, "--data", "math500=x"), "mtbench"),
         ((*SMALL, "--data", "gsm8k="), "mtbench"),
         (SMALL, "HumanEval.jsonl.gz"),
-        (("apd:figure2", "--limit", "0"), "limit"),
+        ((), "--list"),
+        (("apd:figure2", "--shots", "gsm8k=x"), "none"),
+        (("d2f", "--scale", "full", "--shots", "x"), "gsm8k, mbpp"),
         (("apd:figure2", "--scale", "full"), "set it to"),
     ],
 )
@@ -102,10 +85,38 @@ def test_invalid_words_are_named_in_one_line(refused, words, name, tmp_path):
     assert name in refused("reproduce", *words, "--out", tmp_path)
 
 
-def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
-    _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
-    said = " ".join(out.split())
-    assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said
+def test_costs_are_listed_and_models_that_do_not_fit_are_refused(
+    outpace, refused, tmp_path, monkeypatch
+):
+    _, out, _ = outpace("reproduce", "dflash:table1", "--list")
+    assert out.count("small") == 3 and "GiB" in out
+    monkeypatch.setattr("outpace.cli.reproduce.available_bytes", lambda device: 2**33)
+    data = tmp_path / "test.jsonl"
+    data.write_text(json.dumps(QUESTION))
+    words = ("dflash:table1", "--scale", "full", "--limit", 1, "--data", data)
+    said = refused("reproduce", *words, "--dtype", "bfloat16")
+    assert "Qwen/Qwen3-8B needs 28.1 GiB" in said and "8.0 are free" in said
+
+
+@pytest.mark.nightly
+def test_models_that_do_not_fit_together_are_measured_in_turn(outpace, tmp_path, monkeypatch):
+    loaded = WeakSet()
+
+    class Counted(LLM):
+        def __init__(self, *args, **options):
+            assert not loaded
+            super().__init__(*args, **options)
+            loaded.add(self)
+
+    (tmp_path / "models.toml").write_text("tiny-ar = 1\ntiny-wedlm = 1")
+    monkeypatch.setattr(memory, "SIZES", tmp_path / "models.toml")
+    monkeypatch.setattr("outpace.cli.reproduce.available_bytes", lambda device: 7 * 2**30)
+    monkeypatch.setattr("outpace.cli.flags.LLM", Counted)
+    words = ("wedlm:figure1", "--limit", 1, "--out", tmp_path)
+    status, _, err = outpace("reproduce", *words)
+    assert status == 0, err
+    written = json.loads((tmp_path / "wedlm-figure1-mini.json").read_text())["results"]
+    assert [each["line"].split()[0] for each in written] == ["tiny-ar", *["tiny-wedlm"] * 3]
 
 
 @pytest.mark.nightly
@@ -119,15 +130,9 @@ def test_models_that_nobody_ships_are_trained_first(outpace, refused, tmp_path, 
     status, out, err = outpace("reproduce", *asked)
     assert status == 0, err
     said = " ".join(out.split())
-    assert (
-        "with tiny-ar, trained:draft-1-layer, trained:draft, trained:draft-3-layers; 3 of" in said
-    )
-    assert f"trained:draft-1-layer: outpace train {words}" in said and "step 2/2" in said
+    assert "trained:draft-3-layers; 3 of" in said and "step 2/2" in said
     written = json.loads((tmp_path / "dflash-depth-mini.json").read_text())
     assert set(written["trained"].values()) == {words}
-    assert [each["line"].split("draft=")[1].split()[0] for each in written["results"]] == [
-        *("trained:draft-1-layer", "trained:draft", "trained:draft-3-layers")
-    ]
     for words in (asked, ("dflash:features", *asked[1:])):
         status, out, err = outpace("reproduce", *words)
         assert status == 0, err

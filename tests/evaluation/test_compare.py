@@ -56,13 +56,9 @@ def test_paired_test_is_more_sensitive() -> None:
 
 def test_false_positive_rate() -> None:
     rng = np.random.default_rng(1)
-    found = [
-        bootstrap_differences(
-            result((rng.random(60) < 0.5).tolist(), [30] * 60),
-            result((rng.random(60) < 0.5).tolist(), [30] * 60),
-        )["accuracy"]
-        for _ in range(40)
-    ]
+    runs = [result((rng.random(60) < 0.5).tolist(), [30] * 60) for _ in range(80)]
+    pairs = zip(runs[::2], runs[1::2], strict=True)
+    found = [bootstrap_differences(*pair)["accuracy"] for pair in pairs]
     # At a level of 5 %, two of 40 are expected; more than seven have a probability of 0.1 %.
     assert sum(each.low > 0 or each.high < 0 for each in found) <= 7
 

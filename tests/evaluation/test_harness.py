@@ -127,6 +127,9 @@ def test_answers_equal_the_method(harness: Any) -> None:
     chats = [ours.apply_chat_template([{"role": "user", "content": s}]) for s in STORIES]
     texts = ours.generate_until(instances("generate_until", *zip(chats, given, strict=True)))
     limits = [24, 5, 24, 24]
+    other = harness.OutpaceHarness(llm, temperature=0.7, top_p=0.9)
+    (_, set_options) = other.encode_request(STORIES[0], given[2])
+    assert (set_options["temperature"], set_options["top_p"]) == (0.7, 0.9)
     for story, text, options, limit in zip(STORIES, texts, given, limits, strict=True):
         (output,) = llm.generate(
             story,
@@ -209,7 +212,7 @@ def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str])
     for words, name in (
         (["--tasks", "gsm8k_cott"], "gsm8k_cott"),
         (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks"),
-        (["--tasks", "gsm8k", "--temperature", "1"], "temperature"),
+        (["--tasks", "gsm8k", "--top-k", "1"], "top_k"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["evaluate", "tiny-aux", *words])

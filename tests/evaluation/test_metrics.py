@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from outpace import LLM, Output
+from outpace import Output
 from outpace.decoding import Step
 from outpace.evaluation import metrics
-from outpace.evaluation.run import questions_of
-from outpace.methods import DFlash
 
 HOLES = (range(4, 6),)
 
@@ -90,13 +88,3 @@ def test_ratio_error_equals_spread() -> None:
 def test_front() -> None:
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
     assert metrics.pareto_front(points) == [0, 1, 3, 4]
-
-
-def test_accepted_lengths_of_a_real_trace() -> None:
-    llm = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=7))
-    outputs = llm.generate([str(q.prompt) for q in questions_of("story", 3)], max_tokens=64)
-    for each in outputs:
-        committed = sum(step.kept for step in each.steps)
-        assert sum(metrics.accepted_lengths(each)) + each.steps[0].kept == committed
-        assert metrics.acceptance_length([each]) > 1.5
-        assert sum(metrics.acceptance_histogram([each])) == each.forwards - 1

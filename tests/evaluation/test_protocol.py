@@ -113,7 +113,9 @@ def test_options_override_the_paper() -> None:
     assert options["stop"] == ("Q:", "</s>", "<|im_end|>")
     assert isinstance(options["method"], D2F)
     chosen = found.request_options({"method": LeftToRight()})
-    assert chosen["method"] == LeftToRight()
+    assert chosen["method"] == LeftToRight() and chosen["template"] == {}
+    drafted = find_setting("math500", "dflash:8b").request_options({})
+    assert drafted["template"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
@@ -130,13 +132,6 @@ def test_options_override_the_paper() -> None:
 def test_unknown_names_list_the_valid_ones(task: str, protocol: str, valid: str) -> None:
     with pytest.raises(ValueError, match=valid):
         find_setting(task, protocol)
-
-
-def test_custom_protocol(tmp_path: Path, data: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
-    (question,) = find_setting("gsm8k", str(path)).load_questions(data, 1, None)
-    assert question.prompt == "What is 0 + 1?!" and question.judge_answer("It is 1.") is False
 
 
 @pytest.mark.parametrize(

@@ -13,41 +13,21 @@ from outpace.evaluation.run import evaluate, questions_of
 from outpace.evaluation.samples import resume_samples
 
 
-def output(tokens: int, forwards: int) -> Output:
-    steps = [Step(role, 0, 1, 1, 0, 0.0) for role in ["target"] * forwards + ["verifier"] * 9]
-    return Output(
-        text="", ids=[0] * tokens, finish_reason="stop", steps=steps, prompt_tokens=3, seconds=2.0
-    )
-
-
-def report(*verdicts: bool | None) -> EvaluationReport:
-    """A run with answers of 30 and 10 tokens in 10 forwards each."""
-    made = EvaluationReport(task="story", model="m", method="x", batch=1, seconds=4.0)
-    for number, right in enumerate(verdicts):
-        made.add_answer(output((30, 10)[number % 2], 10), right)
-    return made
-
-
 def test_headline_metrics_pool_all_answers() -> None:
-    made = report(True, False)
-    assert made.accuracy == 0.5
+    made = EvaluationReport(task="story", model="m", method="x", batch=1, seconds=4.0)
+    steps = [Step(role, 0, 1, 1, 0, 0.0) for role in ["target"] * 10 + ["verifier"] * 9]
+    fields: dict[str, Any] = {"text": "", "finish_reason": "stop", "steps": steps}
+    for tokens, right in ((30, True), (10, False)):
+        output = Output(ids=[0] * tokens, prompt_tokens=3, seconds=2.0, **fields)
+        made.add_answer(output, right)
+    assert (made.accuracy, made.tokens_per_forward, made.tokens_per_second) == (0.5, 2.0, 10.0)
     assert made.standard_error == pytest.approx(math.sqrt(0.25 / 2))
-    assert made.tokens_per_forward == 2.0
-    assert made.tokens_per_second == 10.0
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """Load a model that generates one token at a time."""
     return LLM("tiny-aux", "autoregressive")
-
-
-def test_batch_size_changes_only_time(llm: LLM) -> None:
-    questions = questions_of("story", 6)
-    one = evaluate(llm, questions, batch=1, max_tokens=48)
-    many = evaluate(llm, questions, batch=6, max_tokens=48)
-    assert [o.ids for o in one.outputs] == [o.ids for o in many.outputs]
-    assert one.verdicts == many.verdicts
 
 
 class Killed(Exception):
@@ -78,13 +58,8 @@ def test_resumed_run_has_the_same_metrics(tmp_path: Path, llm: LLM) -> None:
     assert lines.count(b"\n") == 4
     path.write_bytes(lines[:-40])
     seen: list[int] = []
-    resumed = evaluate(
-        llm,
-        questions,
-        samples=path,
-        progress=lambda report: seen.append(len(report.outputs)),
-        **options,
-    )
+    options["progress"] = lambda report: seen.append(len(report.outputs))
+    resumed = evaluate(llm, questions, samples=path, **options)
     assert seen == [3, 4, 5, 6]
     assert counted(resumed) == counted(whole)
     assert path.read_bytes().count(b"\n") == 7

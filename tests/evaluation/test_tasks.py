@@ -46,6 +46,12 @@ def test_valid_line_becomes_a_question(tmp_path: Path, task: str) -> None:
     assert isinstance(question.prompt, str) and asked in question.prompt
 
 
+def test_the_sanitized_problems_have_a_prompt(tmp_path: Path) -> None:
+    line = {"prompt" if name == "text" else name: value for name, value in LINES["mbpp"].items()}
+    (question,) = questions_of("mbpp", 1, file_of(tmp_path / "data.jsonl", line))
+    assert "Write f." in str(question.prompt)
+
+
 @pytest.mark.parametrize("task", LINES)
 def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
     for field in TASKS[task].texts + TASKS[task].lists:  # type: ignore[attr-defined]

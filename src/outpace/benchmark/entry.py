@@ -19,6 +19,7 @@ class MethodEntry:
         line: label shared by the entries of one line of a sweep.
         setting: the swept option and its value; empty if none is swept.
         adapter: adapter that is merged into the model.
+        protocol: protocol of its lengths and sampling, if not that of the prompts.
     """
 
     model: str
@@ -26,6 +27,7 @@ class MethodEntry:
     line: str
     setting: str = ""
     adapter: str | None = None
+    protocol: str | None = None
 
     @property
     def name(self) -> str:

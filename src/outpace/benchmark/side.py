@@ -54,11 +54,12 @@ def cut_prompt(texts: Sequence[Sequence[int]], first: int, length: int) -> list[
 class RequestLoad:
     """Number of concurrent requests, and their lengths in tokens.
 
-    `prompt_length` is None if prompts are the questions of a task.
+    `max_tokens` is None if the protocol sets it, and `prompt_length` if prompts are the questions
+    of a task.
     """
 
     batch: int
-    max_tokens: int
+    max_tokens: int | None = None
     prompt_length: int | None = None
 
 
@@ -79,6 +80,9 @@ class SideTurn:
         return sum(output.forwards for output in self.outputs)
 
 
+TurnClock = Literal["cpu", "wall"]
+
+
 @dataclass(slots=True, kw_only=True)
 class Side:
     """An entry under one load, and its turns so far."""
@@ -91,6 +95,15 @@ class Side:
     task: str = ""
     protocol: str = ""
     turns: list[SideTurn] = field(default_factory=list)
+    clock: TurnClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Set the clock: that of the CPU, which other processes disturb less, where it can be."""
+        self.clock = "cpu" if self.llm.device.type == "cpu" else "wall"
+
+    def unload(self) -> None:
+        """Release the model, once all turns are complete."""
+        del self.llm
 
     def answer_questions(self, questions: Sequence[Question]) -> list[Output]:
         requests = ((question.prompt, self.options) for question in questions)
@@ -197,7 +210,6 @@ def freeze_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-TurnClock = Literal["cpu", "wall"]
 SideFigures = dict[str, Any]
 
 DRAWS, TAILS, FEWEST = 2000, (0.025, 0.975), 5
@@ -210,8 +222,7 @@ def turn_seconds(turn: SideTurn, clock: TurnClock) -> float:
 
 def summarise_sides(sides: Sequence[Side], rounds: int) -> list[SideFigures]:
     """Return the figures of all sides, with speed relative to the first side of the same load."""
-    # CPU time, which other processes disturb less, unless a side uses another device.
-    clock: TurnClock = "cpu" if all(each.llm.device.type == "cpu" for each in sides) else "wall"
+    clock: TurnClock = "cpu" if all(each.clock == "cpu" for each in sides) else "wall"
     found = []
     for side in sides:
         first = next(other for other in sides if other.load == side.load)
@@ -258,7 +269,7 @@ def sweep_figures(side: Side) -> SideFigures:
     return {
         "line": side.entry.line,
         "setting": side.entry.setting,
-        "max_tokens": side.load.max_tokens,
+        "max_tokens": side.options["max_tokens"],
         "prompt_length": side.load.prompt_length,
         "prompt_tokens": round(statistics.fmean(output.prompt_tokens for output in outputs), 1),
     }

@@ -35,9 +35,9 @@ from outpace.cli.options import format_entry, parse_method, split_entry
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
-from outpace.evaluation.protocol import Question, Setting
+from outpace.evaluation.protocol import Question
 from outpace.evaluation.report import EvaluationReport
-from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of
+from outpace.evaluation.run import evaluate, judgment_records, questions_of, resolve_options
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
@@ -54,7 +54,6 @@ class HarnessFlags:
     chat: Annotated[
         bool, Option("--chat", help="Apply the chat template to the prompts of --tasks.")
     ] = False
-    system: Annotated[str | None, Option(help="System prompt of --tasks.")] = None
     draws: Annotated[int, Option(help="Random masks per likelihood of a diffusion model.")] = 128
 
     def run_harness(
@@ -63,7 +62,7 @@ class HarnessFlags:
         *,
         options: Options,
         batch: int,
-        shots: int | None,
+        task_flags: TaskFlags,
         limit: int,
         samples: Path | None,
     ) -> tuple[dict[str, Any], EvaluationReport]:
@@ -71,7 +70,8 @@ class HarnessFlags:
         from outpace.evaluation.harness import OutpaceHarness, request_key, run_tasks
 
         assert self.tasks is not None
-        if extra := [name for name in options if name not in ("max_tokens", "seed")]:
+        allowed = ("max_tokens", "seed", "temperature", "top_p")
+        if extra := [name for name in options if name not in allowed]:
             message = f"{extra[0]} cannot be set: tasks of lm-evaluation-harness set it"
             raise OptionError(extra[0], dict(options)[extra[0]], message)
         harness = OutpaceHarness(
@@ -80,16 +80,19 @@ class HarnessFlags:
             max_tokens=options.get("max_tokens") or 256,
             seed=options.get("seed", 0),
             draws=self.draws,
+            temperature=options.get("temperature"),
+            top_p=options.get("top_p"),
+            template=task_flags.variables(),
             samples=samples,
         )
         results = run_tasks(
             harness,
             [name.strip() for name in self.tasks.split(",")],
             include=self.include,
-            shots=shots,
+            shots=task_flags.num_shots,
             limit=limit,
             chat=self.chat,
-            system=self.system,
+            system=task_flags.system,
         )
         report = EvaluationReport(
             task=self.tasks, model=llm.name, method=repr(llm.method), batch=batch
@@ -237,7 +240,6 @@ def evaluate_command(
     batch: BatchFlag = 1,
     sampling: SamplingFlags = SAMPLING_FLAGS,
     stops: StopFlags = STOP_FLAGS,
-    template: TemplateFlag = None,
     load_flags: LoadFlags = LOAD_FLAGS,
     harness: HarnessFlags = HARNESS_FLAGS,
     no_prefix_cache: NoPrefixCacheFlag = False,
@@ -254,23 +256,22 @@ def evaluate_command(
     """
     check_at_least_one(limit=limit)
     request = sampling.options() | stops.options()
-    if template:
-        request |= PromptFlags(template=template).options()
     check_options(request)
     if harness.tasks is not None:
-        if replace(task_flags, num_shots=None) != TASK_FLAGS:
+        if replace(task_flags, num_shots=None, system=None, template=None) != TASK_FLAGS:
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
         with replace_file(json_path) as file:
             llm = load_flags.open_model(model, method, prefix_cache=not no_prefix_cache)
-            extra = {"shots": task_flags.num_shots, "limit": limit, "samples": samples}
+            extra = {"task_flags": task_flags, "limit": limit, "samples": samples}
             report_tasks(harness, llm, file, options=request, batch=batch, **extra)
         return
     if harness != HARNESS_FLAGS:
-        raise ValueError("--include, --chat, --system and --draws need --tasks")
+        raise ValueError("--include, --chat and --draws need --tasks")
     setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
     options = setting.request_options(request | Options(method=method))
     with replace_file(json_path) as file, replace_file(answers_path(json_path)) as answers:
         llm = load_flags.open_model(model, options["method"], prefix_cache=not no_prefix_cache)
+        request |= Options(method=llm.method)
         options = resolve_options(llm, setting, questions, request)
         labels = {"task": setting.task, "protocol": task_flags.protocol}
         report = run_evaluation(llm, questions, labels, batch, options, samples)
@@ -292,16 +293,6 @@ def write_answers(path: Path | None, questions: list[Question], report: Evaluati
     if path is not None:
         lines = (json.dumps(line, default=str) for line in judgment_records(questions, report))
         path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def resolve_options(
-    llm: LLM, setting: Setting, questions: list[Question], request: Options
-) -> Options:
-    """Return the options of all requests; the lengths of a protocol are reduced to the context."""
-    options = setting.request_options(request | Options(method=llm.method))
-    if "max_tokens" not in request:
-        options = limit_to_context(llm, questions, options)
-    return options
 
 
 def answers_path(path: Path | None) -> Path | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,15 +14,26 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
+from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.reproduce.figure import (
+    PAPERS,
     TRAINED,
     Figure,
     Scale,
+    data_files,
     figure_names,
+    find,
     find_at,
     model_paths,
     needed,
-    task_files,
+    shot_files,
+)
+from outpace.benchmark.reproduce.memory import (
+    CACHE_GIB,
+    QUANTIZED_BYTES,
+    fit_entries,
+    gib_of,
+    group_entries,
 )
 from outpace.benchmark.reproduce.page import page
 from outpace.benchmark.reproduce.verdict import Verdict, judge, judge_texts, published
@@ -31,8 +43,11 @@ from outpace.cli.flags import LOAD_FLAGS, LoadFlags
 from outpace.cli.sides import LoadGrid, build_sides, print_names, results_table, run_rounds
 from outpace.cli.task_flags import TaskFlags
 from outpace.cli.training import run_training
+from outpace.engine.stats import available_bytes, release_memory
+from outpace.errors import OptionError
 from outpace.evaluation.protocol import Question
 from outpace.methods.method import check_at_least_one
+from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance_record
 
 PAGE = "figures.md"
@@ -56,8 +71,9 @@ class Part:
 
 def reproduce(
     figure: Annotated[
-        str, Argument(help=f"PAPER or PAPER:FIGURE; figures are {', '.join(figure_names())}.")
-    ],
+        str | None,
+        Argument(help=f"PAPER or PAPER:FIGURE; figures are {', '.join(figure_names())}."),
+    ] = None,
     scale: Annotated[
         str,
         Option(
@@ -76,16 +92,26 @@ def reproduce(
         list[str] | None,
         Option(help="File of the task, where it needs one; of several tasks, TASK=FILE for each."),
     ] = None,
-    shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
+    shots: Annotated[
+        list[str] | None, Option(help="File of the shots, lines as in --data, or TASK=FILE.")
+    ] = None,
     limit: Annotated[int | None, Option(help="Other than the figure's number of problems.")] = None,
     rounds: Annotated[int | None, Option(help="Other than the figure's number of turns.")] = None,
+    list_all: Annotated[
+        bool, Option("--list", help="List the figures with their time and memory, and exit.")
+    ] = False,
     loading: LoadFlags = LOAD_FLAGS,
 ) -> None:
     """Reproduce the figures of a paper, next to the published points.
 
     Prints the expected cost first, trains the models that are not published, and then lists which
-    of the paper's claims hold.
+    of the paper's claims hold. Models that do not fit into memory together are measured in turn.
     """
+    if list_all:
+        console.print(costs_of(PAPERS if figure is None else [figure]))
+        return
+    if figure is None:
+        raise OptionError("figure", None, "figure: give PAPER or PAPER:FIGURE; --list names them")
     plans = [
         (each, resize(plan, limit, rounds))
         for each in find_at(figure, scale)
@@ -93,10 +119,16 @@ def reproduce(
     ]
     paths = model_paths(models or (), [plan for _, plan in plans])
     plans = [(each, plan.with_models(paths)) for each, plan in plans]
-    files = task_files(data or (), [plan for _, plan in plans])
+    files = data_files(data or (), [plan for _, plan in plans])
+    examples = shot_files(shots or (), [plan for _, plan in plans])
     for each, plan in plans:
         console.print(needs(each, plan, scale))
-    parts = [make_part(each, plan, scale, files.get(plan.task), shots) for each, plan in plans]
+    parts = [
+        make_part(each, plan, scale, files.get(plan.task), examples.get(plan.task))
+        for each, plan in plans
+    ]
+    for part in parts:
+        split_by_memory(part.plan.every, loading)
     for part in parts:
         with replace_file(out / PAGE) as sheet:
             assert sheet is not None
@@ -109,7 +141,9 @@ def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
     """Set the numbers of problems and rounds; by default at most one round per problem."""
     check_at_least_one(limit=limit, rounds=rounds)
     problems = limit or plan.limit
-    return replace(plan, limit=problems, rounds=rounds or min(plan.rounds, problems))
+    minutes = None if plan.minutes is None else plan.minutes * problems / plan.limit
+    most = rounds or min(plan.rounds, problems)
+    return replace(plan, limit=problems, rounds=most, minutes=minutes)
 
 
 def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: str | None) -> Part:
@@ -167,10 +201,52 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
     )
     if made := needed(entries):
         text += f"; {len(made)} of them it trains first"
-    if plan.seconds:
-        text += f"; on two cores about {plan.seconds / 60:.1f} minutes"
+    if memory := memory_of(plan):
+        text += f"; {memory} of weights and caches in 16 bits"
+    time = time_of(figure, plan, scale)
+    return text + (f"; {time}" if time else "")
+
+
+def memory_of(plan: Scale) -> str:
+    """Return the GiB of all models together and of the largest; empty without known sizes."""
+    most = max(map(gib_of, group_entries(plan.every)))
+    return f"{gib_of(plan.every):.0f} GiB ({most:.0f} in turn)" if most else ""
+
+
+def time_of(figure: Figure, plan: Scale, scale: str) -> str:
+    """Return the expected time; empty if it is not known."""
+    if plan.minutes is not None:
+        return f"about {plan.minutes:.1f} minutes of CPU time"
     hours = figure.published_seconds(plan) / 3600 if scale == "full" else 0.0
-    return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
+    return f"about {hours:.1f} hours at the published speeds" if hours else ""
+
+
+def costs_of(names: Iterable[str]) -> Table:
+    """Return a table of figures with the costs of each scale."""
+    table = Table(header_style="bold")
+    for column in ("figure", "scale", "settings", "problems", "time", "memory"):
+        table.add_column(column, no_wrap=column == "figure", overflow="fold")
+    for figure in (figure for name in names for figure in find(name)):
+        for scale, plan in ((s, p) for s, plans in figure.scales.items() for p in plans):
+            costs = time_of(figure, plan, scale), memory_of(plan)
+            label = f"{figure.paper}:{figure.name}"
+            table.add_row(label, scale, str(len(plan.every)), f"{plan.limit} {plan.task}", *costs)
+    return table
+
+
+def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[list[MethodEntry]]:
+    """Return the entries by parts that fit into memory; `OptionError` if one does not."""
+    device = resolve_device(loading.device)
+    free = available_bytes(device)
+    number_bytes = QUANTIZED_BYTES.get(
+        loading.quantize or "", resolve_dtype(loading.dtype, device).itemsize
+    )
+    return fit_entries(
+        entries,
+        math.inf if free is None else free / 2**30,
+        number_bytes,
+        loading.cache_gib or CACHE_GIB,
+    )
 
 
 def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
@@ -194,11 +270,20 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = LoadGrid(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
     paths = made_in(out / "trained", needed(entries))
-    sides = list(build_sides(entries, loads, part.asking, part.questions, loading, paths))
-    whole, interrupted = run_rounds(sides, plan.rounds, samples)
-    if interrupted:
-        raise KeyboardInterrupt
-    found = summarise_sides(sides, whole)
+    caching = loading.with_values(cache_gib=loading.cache_gib or CACHE_GIB)
+    sides: list[Side] = []
+    for together in split_by_memory(entries, loading):
+        added = list(build_sides(together, loads, part.asking, part.questions, caching, paths))
+        sides += added
+        _, interrupted = run_rounds(added, plan.rounds, samples)
+        if interrupted:
+            raise KeyboardInterrupt
+        for side in added:
+            side.unload()
+        release_memory()
+    order = {entry.name: number for number, entry in enumerate(entries)}
+    sides.sort(key=lambda side: order[side.entry.name])
+    found = summarise_sides(sides, plan.rounds)
     add_published(part, found)
     if plan.is_lossless:
         for side, figures in zip(sides, found, strict=True):
@@ -223,7 +308,7 @@ def equal_share(side: Side, first: Side) -> float:
 
 def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]]:
     rest = iter(found)
-    return [list(islice(rest, len(line))) for line in plan.entries()]
+    return [list(islice(rest, len(line))) for line in plan.entries]
 
 
 def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:

@@ -31,7 +31,8 @@ from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.evaluation.compare import result_title
-from outpace.evaluation.protocol import Question
+from outpace.evaluation.protocol import Question, find_setting
+from outpace.evaluation.run import resolve_options
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
@@ -60,13 +61,13 @@ class LoadGrid:
     temperature: TemperatureFlag = None
     seed: SeedFlag = 0
 
-    def build_loads(self, default_tokens: int) -> list[RequestLoad]:
+    def build_loads(self) -> list[RequestLoad]:
         """Return every combination; raises `OptionError` for a number below 1."""
         batches = parse_counts(self.batch, "batch")
         lengths: list[int | None] = [None]
         if self.prompt_length is not None:
             lengths = [*parse_counts(self.prompt_length, "prompt_length")]
-        limits = [default_tokens]
+        limits: list[int | None] = [None]
         if self.max_tokens is not None:
             limits = [*parse_counts(self.max_tokens, "max_tokens")]
         return [
@@ -158,7 +159,7 @@ def build_sides(
     `paths` has the folders of models that are named otherwise in the entries.
     """
     setting = task_flags.load_setting()
-    levels = loads.build_loads(setting.max_tokens)
+    levels = loads.build_loads()
     loaded = [entry.with_models(paths) for entry in entries]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
     for each in loaded:
@@ -170,9 +171,11 @@ def build_sides(
         for adapter, pairs in adapted.items()
     }
     for load in levels:
-        options = setting.request_options(loads.options(load))
+        request = loads.options(load)
         for entry, each in zip(entries, loaded, strict=True):
-            llm = llms[each.adapter][each.model]
+            llm, own = llms[each.adapter][each.model], setting
+            if entry.protocol is not None:
+                own = task_flags.change_setting(find_setting(setting.task, entry.protocol))
             prompts, length = questions, load.prompt_length
             if length is not None:
                 prompts = prompts_of_length(llm, questions, length)
@@ -181,7 +184,7 @@ def build_sides(
                 llm=llm,
                 load=load,
                 questions=prompts,
-                options=options | Options(method=each.method),
+                options=resolve_options(llm, own, prompts, request | Options(method=each.method)),
                 task="" if length else setting.task,
                 protocol="" if length else task_flags.protocol,
             )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
+from outpace.cli.flags import SystemFlag, TemplateFlag, parse_variable
 from outpace.errors import OptionError
 from outpace.evaluation.protocol import PROTOCOLS, Question, Setting, find_setting
 from outpace.evaluation.tasks import JUDGES, OWN, TASKS
@@ -15,7 +16,7 @@ from outpace.methods.method import check_at_least_one
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFlags:
-    """A task, the protocol for its prompts, and its data files."""
+    """A task, the protocol for its prompts, and what replaces parts of it."""
 
     task: Annotated[str | None, Option(help=f"Task: {', '.join(TASKS)}; story by default.")] = None
     protocol: Annotated[
@@ -35,11 +36,23 @@ class TaskFlags:
     num_shots: Annotated[
         int | None, Option(help="Number of shots, in place of the protocol's.")
     ] = None
+    system: SystemFlag = None
+    template: TemplateFlag = None
 
     def load_setting(self) -> Setting:
         """Load the setting of the protocol; raises `ValueError` for an unknown one."""
-        loaded = find_setting(self.task_name(), self.protocol)
-        return loaded if self.num_shots is None else replace(loaded, shots=self.num_shots)
+        return self.change_setting(find_setting(self.task_name(), self.protocol))
+
+    def change_setting(self, setting: Setting) -> Setting:
+        """Return a setting with the shots, system prompt and template variables of the flags."""
+        changes: dict[str, Any] = {"shots": self.num_shots, "system": self.system}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        variables = {**setting.variables, **self.variables()}
+        return replace(setting, **changes, variables=variables)
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        return dict(map(parse_variable, self.template or ()))
 
     def task_name(self) -> str:
         """Return the task; a data file without a task is a custom task."""

@@ -89,7 +89,8 @@ class Difference:
 def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str, Difference]:
     """Return differences of `other` from `first`, by a paired bootstrap over the questions.
 
-    Compares accuracy, if both were judged, and tokens per forward.
+    Compares accuracy, if both were judged, tokens per forward, and the acceptance length, if both
+    have those of their answers.
 
     Raises:
         ValueError: If the questions differ.
@@ -110,6 +111,10 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
     results["tokens_per_forward"] = bootstrap_difference(
         speed_statistic(first), speed_statistic(other), samples
     )
+    if "acceptance" in first["samples"] and "acceptance" in other["samples"]:
+        results["acceptance_length"] = bootstrap_difference(
+            acceptance_statistic(first), acceptance_statistic(other), samples
+        )
     return results
 
 
@@ -127,6 +132,13 @@ def bootstrap_difference(
 def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
     values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
     return lambda samples: values[samples].mean(axis=1)
+
+
+def acceptance_statistic(result: ResultRecord) -> BootstrapStatistic:
+    """Return the mean over the answers that have a target forward after the first."""
+    values = np.array(result["samples"]["acceptance"], float)  # NaN for None
+    counted, sums = ~np.isnan(values), np.nan_to_num(values)
+    return lambda samples: sums[samples].sum(axis=1) / np.maximum(counted[samples].sum(axis=1), 1)
 
 
 def speed_statistic(result: ResultRecord) -> BootstrapStatistic:

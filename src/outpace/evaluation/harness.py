@@ -47,6 +47,9 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         max_tokens: Token limit for tasks that do not set one.
         seed: Seed of all requests.
         draws: Random maskings in LLaDA's likelihood estimate for diffusion models.
+        temperature: Temperature in place of that of the tasks.
+        top_p: Nucleus sampling threshold in place of that of the tasks.
+        template: Variables of the chat template.
         samples: File of answers and likelihoods, from which an interrupted run resumes.
     """
 
@@ -58,6 +61,9 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         max_tokens: int = 256,
         seed: int = 0,
         draws: int = 128,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        template: Mapping[str, Any] | None = None,
         samples: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -69,6 +75,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         self.tokenizer = llm.text.tokenizer.to_transformers()
         self.batch = batch_size
         self.max_tokens, self.seed, self.draws = max_tokens, seed, draws
+        self.temperature, self.top_p, self.template = temperature, top_p, dict(template or {})
         self.samples = None if samples is None else Path(samples)
         self.questions: list[str] = []
         self.outputs: list[Output] = []
@@ -111,6 +118,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
+                **self.template,
             )
         )
 
@@ -139,10 +147,12 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
             raise ValueError(
                 f"max_gen_toks={limit} leaves no room for a prompt in {self.max_length} tokens"
             )
+        temperature = settings.get("temperature") if self.temperature is None else self.temperature
+        top_p = settings.get("top_p") if self.top_p is None else self.top_p
         options = Options(
             max_tokens=limit,
-            temperature=float(settings.get("temperature") or 0.0),
-            top_p=float(settings.get("top_p") or 1.0),
+            temperature=float(temperature or 0.0),
+            top_p=float(top_p or 1.0),
             stop=[mark for mark in settings.get("until") or [] if mark],
             seed=self.seed,
         )

@@ -57,9 +57,15 @@ def accepted_lengths(output: Output) -> list[int]:
     return lengths if target and target[0].holes else lengths[1:]
 
 
+def mean_acceptance(output: Output) -> float | None:
+    """Return the mean tokens accepted per target forward of an answer; None without a forward."""
+    lengths = accepted_lengths(output)
+    return sum(lengths) / len(lengths) if lengths else None
+
+
 def acceptance_length(outputs: Sequence[Output]) -> float:
-    """Return the mean over answers of the mean tokens accepted per target forward (DFlash)."""
-    means = [sum(lengths) / len(lengths) for lengths in map(accepted_lengths, outputs) if lengths]
+    """Return the mean of `mean_acceptance` over answers (DFlash)."""
+    means = [mean for mean in map(mean_acceptance, outputs) if mean is not None]
     return sum(means) / len(means) if means else 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Setting:
         system: System prompt.
         turns: Whether examples are turns of a conversation.
         raw: Whether the text is continued without a chat template.
+        variables: Variables of the chat template.
         stop: Strings that end an answer.
         score: Name of the scoring rule.
         max_tokens: Maximum number of tokens of an answer.
@@ -83,6 +84,7 @@ class Setting:
     system: str | None = None
     turns: bool = False
     raw: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     score: str = "exact"
     max_tokens: int = 1024
@@ -117,7 +119,9 @@ class Setting:
         """Return options of a request: those given, or else those of the paper."""
         chosen = {name: value for name, value in overrides.items() if value is not None}
         published = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
-        defaults = Options(stop=tuple(self.stop), raw=self.raw, method=self.build_method())
+        defaults = Options(
+            stop=tuple(self.stop), raw=self.raw, template=self.variables, method=self.build_method()
+        )
         method = chosen.get("method", defaults["method"])
         if self.canvas and isinstance(method, Method) and Kind.DIFFUSION in method.target_kinds:
             published["max_tokens"] = self.canvas
@@ -165,7 +169,7 @@ class Setting:
         if shots is None and not is_self_contained:
             raise ValueError(
                 f"--shots: {self.task} needs {self.shots} shots in this protocol; set a file, "
-                "such as lines of the training split, or --num-shots 0"
+                "such as lines of the training split"
             )
 
     def build_prompt(self, line: JsonRecord, examples: Sequence[JsonRecord]) -> Prompt:
@@ -227,7 +231,7 @@ def load_settings(protocol: str) -> list[Setting]:
 
 
 def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
-    names = [field.name for field in fields(Setting)]
+    names = [each.name for each in fields(Setting)]
     for task, shared in table["tasks"].items():
         common = dict(shared)
         for overrides in common.pop("settings", [{}]):

@@ -100,6 +100,10 @@ class EvaluationReport:
                 "right": self.verdicts,
                 "tokens": [len(output.ids) for output in self.outputs],
                 "forwards": [output.forwards for output in self.outputs],
+                "acceptance": [
+                    None if mean is None else round(mean, 4)
+                    for mean in map(metrics.mean_acceptance, self.outputs)
+                ],
                 "seconds": [round(output.seconds, 5) for output in self.outputs],
             },
         }

@@ -11,7 +11,7 @@ from typing import Unpack
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
 from outpace.errors import must
-from outpace.evaluation.protocol import Question, find_setting
+from outpace.evaluation.protocol import Question, Setting, find_setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import output_record, questions_hash, resume_samples
 from outpace.jsonl import JsonRecord
@@ -105,6 +105,19 @@ def limit_to_context(llm: LLM, questions: Sequence[Question], options: Options) 
     longest = max(len(encode(question.prompt)) for question in questions)
     room = max(llm.pair(method).free_tokens(method, longest), 1)
     return {**options, "max_tokens": min(options["max_tokens"] or room, room)}
+
+
+def resolve_options(
+    llm: LLM, setting: Setting, questions: Sequence[Question], request: Options
+) -> Options:
+    """Return the options of all requests, whose method `request` has.
+
+    A length of the protocol is reduced to the context.
+    """
+    options = setting.request_options(request)
+    if request.get("max_tokens") is None:
+        options = limit_to_context(llm, questions, options)
+    return options
 
 
 def judgment_records(

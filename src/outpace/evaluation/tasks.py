@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from reprlib import repr as brief
@@ -48,12 +48,14 @@ class PublishedTask(Task):
         lists: Fields that must contain a list of strings; templates join them by newlines.
         file: Name of the file where it is published.
         wanted: What its last text must contain, for error messages.
+        aliases: Other names of fields, as other releases of the file have them.
     """
 
     file: str
     texts: tuple[str, ...]
     lists: tuple[str, ...] = ()
     wanted: str = "a result"
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
         if path is None or not Path(path).is_file():
@@ -63,13 +65,14 @@ class PublishedTask(Task):
         ]
 
     def check_record(self, record: JsonRecord, place: str) -> JsonRecord:
-        for field in self.texts:
-            if not isinstance(text := record.get(field), str) or not text:
-                raise ValueError(f"{place}: {field} must be a text, got {brief(text)}")
-        for field in self.lists:
-            texts = record.get(field)
+        record = {self.aliases.get(name, name): value for name, value in record.items()}
+        for name in self.texts:
+            if not isinstance(text := record.get(name), str) or not text:
+                raise ValueError(f"{place}: {name} must be a text, got {brief(text)}")
+        for name in self.lists:
+            texts = record.get(name)
             if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
-                raise ValueError(f"{place}: {field} must be a list of texts, got {brief(texts)}")
+                raise ValueError(f"{place}: {name} must be a list of texts, got {brief(texts)}")
         if self.reference(record) is None:
             raise ValueError(f"{place}: {self.texts[-1]} must contain {self.wanted}")
         return record
@@ -143,7 +146,11 @@ TASKS: dict[str, Task] = {
         file="test.jsonl of MATH-500", texts=("problem", "solution"), reference=boxed_result
     ),
     "mbpp": PublishedTask(
-        file="mbpp.jsonl", texts=("text", "code"), lists=("test_list",), reference=whole_record
+        file="mbpp.jsonl",
+        texts=("text", "code"),
+        lists=("test_list",),
+        reference=whole_record,
+        aliases={"prompt": "text"},  # of the sanitized set
     ),
     "mtbench": PublishedTask(
         file="question.jsonl of MT-Bench", texts=(), lists=("turns",), reference=whole_record

@@ -21,6 +21,7 @@ from outpace.benchmark.reproduce.figure import (
 )
 from outpace.benchmark.reproduce.verdict import NAMES, judge, published
 from outpace.checkpoints.load import zoo_names
+from outpace.evaluation.protocol import find_setting
 from outpace.training.recipe import load_recipe
 from refusal import refuses
 
@@ -49,10 +50,10 @@ def result(setting: str, right: int, tokens: int, seconds: float = 1.0) -> dict[
 def test_a_figure_can_be_drawn(figure: Figure) -> None:
     assert figure.published() and figure.claims
     timed = [point for point in figure.published() if "tokens_per_second" in point]
-    (mini,), (full,) = figure.scales["mini"], figure.scales["full"]
+    (full,) = figure.scales["full"]
     assert (figure.published_seconds(full) > 0) == bool(timed)
     for name, plan in ((name, plan) for name, plans in figure.scales.items() for plan in plans):
-        lines = plan.entries()
+        lines = plan.entries
         assert plan.setting().task == plan.task and figure.claims_at(name)
         for claim in figure.claims_at(name):
             assert set(claim.scales) <= set(SCALES)
@@ -62,10 +63,9 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
                 assert len(mine) > 1 and all(entry.setting for entry in mine)
             if claim.trend in ("higher", "lower"):
                 assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
-    entries = mini.every
-    names = {entry.model for entry in entries}
-    names |= {name for entry in entries for name in entry.method.model_names().values()}
-    assert names - set(needed(entries)) <= set(zoo_names())
+    for mini in figure.scales.get("mini", ()):
+        names = {name for entry in mini.every for name in entry.model_names}
+        assert names - set(needed(mini.every)) <= set(zoo_names())
 
 
 @each
@@ -83,7 +83,7 @@ def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
 
 def test_what_trains_models_is_known_and_used() -> None:
     names = {
-        scale: {name for f in EVERY for plan in f.scales[scale] for name in needed(plan.every)}
+        scale: {n for f in EVERY for plan in f.scales.get(scale, ()) for n in needed(plan.every)}
         for scale in ("mini", "full")
     }
     assert not names["mini"] & names["full"]
@@ -120,25 +120,44 @@ def test_a_claim_names_each_published_point_alone() -> None:
         find_at("wedlm", "small")
 
 
+def test_lines_have_the_settings_of_their_paper() -> None:
+    (pareto,) = find("apd:figure5")[0].scales["full"]
+    fixed, adaptive, large, small = pareto.entries
+    published = [find_setting("gsm8k", f"apd:ratio-{r}").build_method() for r in (0.6, 0.7)]
+    assert [entry.method for entry in adaptive] == published and not fixed[0].protocol
+    assert adaptive[0].setting == "ratio=0.6 window=32 lookahead=200" != adaptive[1].setting
+    assert adaptive[0].line == adaptive[1].line and "ratio" not in adaptive[0].line
+    assert [entry.protocol for entry in (*large, *small)] == ["apd:qwen-7b", "apd:qwen-0.5b"]
+    assert pareto.longest == 16384
+
+
 def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) -> Claim:
     return Claim(text="so", line=1, trend=trend, key=key, than=than)
 
 
-def test_trends_hold_beyond_chance_alone() -> None:
+def test_a_line_changes_beyond_chance_alone() -> None:
     line = [result("a=1", 90, 10), result("a=2", 70, 20), result("a=3", 50, 30)]
-    assert judge(claim("rises"), [line]).holds
-    assert not judge(claim("falls"), [line]).holds
+    assert judge(claim("rises"), [line]).holds and not judge(claim("falls"), [line]).holds
     assert judge(claim("falls", "accuracy"), [line]).holds
-    flat = [result("a=1", 90, 10), result("a=2", 89, 10)]
-    assert not judge(claim("falls", "accuracy"), [flat]).holds
-    assert not judge(claim("rises"), [flat]).holds
+    for other, key in (
+        (result("a=2", 89, 10), "accuracy"),
+        (result("a=2", 89, 10), "tokens_per_forward"),
+        (result("a=2", 90, 10, 0.97), "speed"),
+    ):
+        trend = "falls" if key == "accuracy" else "rises"
+        assert not judge(claim(trend, key), [[line[0], other]]).holds
+    assert judge(claim("rises", "speed"), [[line[0], result("a=2", 90, 10, 0.9)]]).holds
 
 
-def test_seconds_must_move_by_more_than_noise() -> None:
-    line = [result("a=1", 90, 10, 1.0), result("a=2", 90, 10, 0.97)]
-    assert not judge(claim("rises", "speed"), [line]).holds
-    line[1] = result("a=2", 90, 10, 0.9)
-    assert judge(claim("rises", "speed"), [line]).holds
+def test_acceptance_lengths_have_an_interval_if_answers_have_them() -> None:
+    line = [{**result(f"a={n}", 90, 10), "acceptance_length": n} for n in (6.0, 6.2)]
+    assert not judge(claim("rises", "acceptance_length"), [line]).holds  # by less than 5 %
+    for order in (1, -1):
+        for each, step in zip(line, (1, order), strict=True):
+            length = each["acceptance_length"]
+            answers = [length - 5, length + 5] * 49
+            each["samples"]["acceptance"] = [None, length, *answers[::step]]
+        assert judge(claim("rises", "acceptance_length"), [line]).holds == (order == 1)
 
 
 def test_a_line_is_compared_with_another_at_each_setting() -> None:

@@ -1,6 +1,7 @@
 """Measured figures as a page of Markdown."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def test_the_documentation_has_the_stored_results() -> None:
     assert made.count("## ") >= 10
     overview, *_ = made.split("\n\n")
     assert overview in text
+    claims = (ROOT / "benchmarks" / "results" / "claims.md").read_text()
+    rows = re.findall(r"^\| (\S+) \| mini \| (\d+ of \d+) ", overview, re.MULTILINE)
+    for name, share in rows:
+        assert f"(`{name}`) | {share} |" in claims
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

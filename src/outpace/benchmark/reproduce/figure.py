@@ -5,12 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outpace.benchmark.entry import MethodEntry, expand_entries
+from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
 from outpace.errors import OptionError
-from outpace.evaluation.protocol import Setting, find_setting, load_settings
+from outpace.evaluation.protocol import Setting, find_setting, load_settings, method_from_options
 from outpace.evaluation.tasks import TASKS
 
 DATA_FOLDER = Path(__file__).parent
@@ -21,6 +22,7 @@ GIVEN = "given:"
 """Prefix of a model whose path the user gives."""
 
 Published = Mapping[str, Any]
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +50,18 @@ class Claim:
     scales: Sequence[str] = SCALES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """How much of a task is measured, on which models.
 
     Attributes:
         lines: entries as a file has them: model, adapter, method, options, lists where they are
-            swept, and as `paper` the fields that identify the published point beside them.
+            swept, as `together` the values of options that are swept together, as `protocol` one
+            of other lengths and sampling, and as `paper` the fields that identify the published
+            point beside them.
         data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
-        tokens_per_second: mean speed of the lines on two cores, for the expected time.
+        minutes: measured minutes of CPU time, for the expected time.
     """
 
     task: str
@@ -70,27 +74,27 @@ class Scale:
     temperature: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     is_lossless: bool = False
-    tokens_per_second: float | None = None
+    minutes: float | None = None
 
     def setting(self) -> Setting:
         return find_setting(self.task, self.protocol)
 
+    @cached_property
     def entries(self) -> list[list[MethodEntry]]:
+        """The entries of each line."""
         return [list(line_of(line)) for line in self.lines]
 
     @property
     def every(self) -> list[MethodEntry]:
-        return [entry for line in self.entries() for entry in line]
+        return [entry for line in self.entries for entry in line]
 
     @property
     def longest(self) -> int:
-        return self.max_tokens or self.setting().max_tokens
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that answers of full length take on two cores; 0 without a mean speed."""
-        tokens = len(self.every) * self.limit * self.longest
-        return tokens / self.tokens_per_second if self.tokens_per_second else 0.0
+        """The most tokens of an answer."""
+        return self.max_tokens or max(
+            find_setting(self.task, entry.protocol or self.protocol).max_tokens
+            for entry in self.every
+        )
 
     @property
     def given(self) -> dict[str, None]:
@@ -115,10 +119,28 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     """Yield the entries of a line."""
     options = dict(line)
     model, method = options.pop("model"), options.pop("method")
-    adapter = options.pop("adapter", None)
+    adapter, protocol = options.pop("adapter", None), options.pop("protocol", None)
+    together = options.pop("together", [])
     options.pop("paper", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
-    yield from expand_entries(model, method, values, adapter)
+    entries = [
+        replace(entry, protocol=protocol)
+        for entry in expand_entries(model, method, values, adapter)
+    ]
+    if not together:
+        yield from entries
+    for entry in entries if together else ():
+        yield from sweep_together(entry, method, options, together)
+
+
+def sweep_together(
+    entry: MethodEntry, method: str, options: Options, changes: Sequence[Options]
+) -> Iterator[MethodEntry]:
+    """Yield an entry for each set of values of several options."""
+    for change in changes:
+        setting = " ".join(f"{name}={format_value(value)}" for name, value in change.items())
+        changed = method_from_options(method, {**options, **change})
+        yield replace(entry, method=changed, setting=setting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,10 +194,19 @@ class Figure:
         return [self.point(marks, task) for marks in claim.points]
 
     def published_seconds(self, plan: Scale) -> float:
-        """Return the seconds of answers of full length at the published speeds, 0 without any."""
-        tokens = plan.limit * plan.longest
-        speeds = [point.get("tokens_per_second") for point in self.published()]
-        return sum(tokens / speed for speed in speeds if speed)
+        """Return the seconds of the published points at their speeds, 0 without any.
+
+        Answers have the length of the paper where it has one for the setting, else the full one.
+        """
+        settings = {each.name: each for each in load_settings(self.paper) if each.task == self.task}
+        seconds = 0.0
+        for point in self.published():
+            if (speed := point.get("tokens_per_second")) is not None:
+                setting = settings[point["setting"]]
+                timed = (each for each in setting.published if "latency" in each)
+                lengths = (each["latency"] * each["tokens_per_second"] for each in timed)
+                seconds += plan.limit * max(lengths, default=setting.max_tokens) / speed
+        return seconds
 
 
 def figure_names() -> list[str]:
@@ -253,22 +284,38 @@ def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
     return paths
 
 
-def task_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
-    """Return files by task, from TASK=FILE or a file alone; `OptionError` for other tasks."""
+def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dict[str, str]:
+    """Return the files of an option by task, from TASK=FILE or a file alone.
+
+    Raises:
+        OptionError: If a file is of no task, or of one that needs none.
+    """
     tasks = list(dict.fromkeys(plan.task for plan in plans))
-    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
+    files: dict[str, str] = {}
     for text in texts:
         task, _, path = text.partition("=")
         if task not in TASKS:
-            if len(tasks) > 1:
-                message = f"--data {text}: write TASK=FILE, for each of {', '.join(tasks)}"
-                raise OptionError("data", text, message)
+            if len(tasks) != 1:
+                message = f"--{option} {text}: write TASK=FILE, for each of {', '.join(tasks)}"
+                raise OptionError(option, text, message)
             task, path = tasks[0], text
         if task not in tasks or not path:
-            message = f"--data {text}: write TASK=FILE; tasks here are {', '.join(tasks)}"
-            raise OptionError("data", text, message)
+            names = ", ".join(tasks) or "none"
+            message = f"--{option} {text}: write TASK=FILE; tasks here are {names}"
+            raise OptionError(option, text, message)
         files[task] = path
     return files
+
+
+def data_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return the files of problems by task, those of figures unless others are given."""
+    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
+    return files | task_files(texts, plans, "data")
+
+
+def shot_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return the files of shots by task, of those that have shots."""
+    return task_files(texts, [plan for plan in plans if plan.setting().shots], "shots")
 
 
 TRAINED = "trained:"

@@ -16,9 +16,6 @@ from outpace.evaluation.compare import (
 CHANGE = 0.05
 """Share by which a figure without an interval must change to count as changed."""
 
-PAIRED = ("accuracy", "tokens_per_forward")
-"""Figures whose differences have an interval, by the questions that two runs share."""
-
 NAMES = {"tokens_per_answer": ("answer_tokens",), "speed": ("tokens_per_second", "speedup")}
 """Names of a figure of a result in published points, if they differ."""
 
@@ -62,8 +59,9 @@ def at(setting: str) -> str:
 def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) -> tuple[bool, str]:
     """Return whether a figure rose (or fell) by more than chance, and its change in words."""
     a, b = before[key] or 0.0, after[key] or 0.0
-    if key in PAIRED:
-        difference = bootstrap_differences(before, after)[key]
+    # Seconds have no interval by the questions that two runs share.
+    difference = None if "second" in key else bootstrap_differences(before, after).get(key)
+    if difference is not None:
         finding = f"{shown(a, key)} → {shown(b, key)}, {between(difference, key)}"
         return beyond(difference, up=up), finding
     moved = b > a * (1 + CHANGE) if up else b < a * (1 - CHANGE)
