@@ -128,7 +128,7 @@ class APD(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture(Read):
-    """Tokens of the product of a guess and this model, weighted by `ratio` (section 4.1).
+    """Tokens of the product of a guess and this model, weighted by `ratio` (section 3.2).
 
     `guess [r, vocab]` are raw logits of the same slots; both vocabularies are cut to the shorter.
     The request's temperature and top-p apply to the product as they did to the guess. At ratio 1
