@@ -146,6 +146,17 @@ def test_large_tools_are_open(
         assert dfa_accepts(dfa, call.encode()) == (name in opened or "type" in schema)
 
 
+def test_descriptions_have_no_limit() -> None:
+    part = {
+        "type": "object",
+        "title": "x" * 99_999,
+        "properties": {"title": {"default": "x" * 999}},
+    }
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"description": part}}}
+    use = read_tool_use([{"type": "function", "function": tool}], None, None)
+    assert use is not None and len(use.rule) < 999 and '"title": {}' in use.rule
+
+
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(10, 200))]
 )

@@ -10,7 +10,7 @@ from reprlib import repr as brief
 from typing import Any, NoReturn
 
 from outpace.api.chat_template import Message
-from outpace.constraint.calls import GENERIC_FORMAT, CallFormat
+from outpace.constraint.calls import GENERIC_FORMAT, CallFormat, drop_texts
 from outpace.constraint.compiler import ConstraintRule
 from outpace.constraint.schema import check_schema_limits
 from outpace.errors import OptionError
@@ -64,7 +64,7 @@ class ToolUse:
         is_named = self.function is not None
         declared = [(place, tool["function"]) for place, tool in enumerate(self.tools)]
         functions = [
-            (function["name"], place, function["parameters"])
+            (function["name"], place, drop_texts(function["parameters"]))
             for place, function in declared
             if not is_named or function["name"] == self.function
         ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import count, product
 from typing import Any
 
@@ -36,7 +36,7 @@ MAX_LOOSE_COUNT = 64
 HELD_KEYWORDS = {
     *("type", "enum", "const", "anyOf", "allOf", "oneOf", "$ref", "items", "prefixItems"),
     *("properties", "required", "additionalProperties", "pattern", "$defs", "definitions"),
-    *("patternProperties", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"),
     *("exclusiveMinimum", "exclusiveMaximum"),
 }
 """Keywords that a loosened schema keeps where their value is supported."""
@@ -46,8 +46,10 @@ HELD_REFERENCE = re.compile(r"#(/items|/(properties|\$defs|definitions)/[^/]+)*"
 
 OBJECT_KEYWORDS = {"properties", "required", "additionalProperties"}
 
-LISTS = ("anyOf", "allOf", "prefixItems")
-MAPPINGS = ("properties", "patternProperties", "$defs", "definitions")
+TEXTS = ("title", "description", "default", "examples", "$comment")
+
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+MAPPINGS = ("properties", "$defs", "definitions")
 """Keywords whose values are lists and mappings of schemas."""
 
 
@@ -62,20 +64,35 @@ def loosen_part(schema: Any, root: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     found = {name: rule for name, rule in schema.items() if is_held(name, rule, root)}
-    if "patternProperties" in schema.keys() - found.keys():  # so names of members are unknown
+    if "patternProperties" in schema:  # so names of members are unknown
         found = {name: rule for name, rule in found.items() if name not in OBJECT_KEYWORDS}
     if "enum" in found or "const" in found:
         found = {name: found[name] for name in ("enum", "const") if name in found}
     if "oneOf" in found:
         both = [{"anyOf": found.pop("oneOf")}, *found.get("allOf", ())]
         found |= both[0] if "anyOf" not in found and len(both) == 1 else {"allOf": both}
-    for name in found.keys() & {*LISTS}:
-        found[name] = [loosen_part(part, root) for part in found[name]]
-    for name in found.keys() & {*MAPPINGS}:
-        found[name] = {key: loosen_part(part, root) for key, part in found[name].items()}
-    for name in found.keys() & {"items", "additionalProperties"}:
-        found[name] = loosen_part(found[name], root)
+    found = map_parts(found, partial(loosen_part, root=root))
     return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True else found
+
+
+def map_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a schema with each schema in it changed."""
+    found = dict(schema)
+    for name, rule in schema.items():
+        if name in LISTS and isinstance(rule, list):
+            found[name] = [change(part) for part in rule]
+        elif name in MAPPINGS and isinstance(rule, Mapping):
+            found[name] = {key: change(part) for key, part in rule.items()}
+        elif name in ("items", "additionalProperties"):
+            found[name] = change(rule)
+    return found
+
+
+def drop_texts(schema: Any) -> Any:
+    """Return a schema without the annotations that are long and restrict nothing."""
+    if not isinstance(schema, Mapping):
+        return schema
+    return map_parts({n: rule for n, rule in schema.items() if n not in TEXTS}, drop_texts)
 
 
 def is_held(name: str, rule: Any, root: Any) -> bool:
@@ -85,11 +102,10 @@ def is_held(name: str, rule: Any, root: Any) -> bool:
     if name in ("enum", "const"):
         values = rule if name == "enum" else [rule]
         return isinstance(values, list) and not any(isinstance(v, list | dict) for v in values)
-    if name in LISTS or name == "oneOf":
+    if name in LISTS:
         return isinstance(rule, list)
     if name in MAPPINGS:
-        names = rule if name == "patternProperties" else ()
-        return isinstance(rule, Mapping) and all(map(is_pattern_held, names))
+        return isinstance(rule, Mapping)
     match rule:
         case bool():
             return name == "additionalProperties"
