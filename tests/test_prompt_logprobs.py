@@ -89,8 +89,7 @@ def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
 def test_scores_of_choices(name: str, method: Method) -> None:
     choices, text = ["6", "6 coins", "Omar has 6 coins left.", ""], llm(name).text
     prompt, common = text.encode(STORY), {"method": method, "temperature": 0.0}
-    asked: Any = [(prompt, {**common, "choices": choices})]
-    asked += [(prompt, {**common, "choices": choices, "logprobs": True})]
+    asked: Any = [(prompt, {**common, "choices": choices, "logprobs": on}) for on in (False, True)]
     forced: Any = {**common, "max_tokens": 0, "prompt_logprobs": 0}
     asked += [(prompt + text.encode_plain(choice), forced) for choice in choices]
     free, scored, *scores = [each for _, each in sorted(llm(name).serve(asked), key=lambda e: e[0])]

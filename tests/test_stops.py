@@ -15,7 +15,6 @@ from outpace.decoding.processor import MinTokens
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.methods import FastDLLM, Method
-from refusal import refuses
 from workload import EOS, KINDS, LONG, ON_ZOO, Request, new_engine, requests
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
@@ -178,5 +177,8 @@ def test_special_token_as_a_stop_string() -> None:
     (stopped,) = llm.generate(QUESTION, stop=["zz", mark], **options)
     assert (len(free.ids), free.finish_reason) == (9, "length")
     assert (stopped.ids, stopped.finish_reason, stopped.stop_string) == ([], "stop", mark)
-    with refuses("stop"):
-        llm.generate(QUESTION, stop=f"a{mark}")
+    (free,) = llm.generate(QUESTION, temperature=0.0)
+    stop = [f"{free.text[-3:]}{mark}", f"a{mark}b"]
+    (cut,) = llm.generate(QUESTION, stop=stop, temperature=0.0)
+    assert (cut.text, cut.stop_string) == (free.text[:-3], stop[0])
+    assert "".join(llm.stream(QUESTION, stop=stop, temperature=0.0)) == cut.text

@@ -116,11 +116,10 @@ AGENTS: dict[str, Any] = {
     ),
 }
 """The npm package, command, and calls of the script of each agent."""
-DOT = bytes.fromhex(
+PIXEL_PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
 )
-"""A picture of one pixel."""
 
 
 async def run_agent(service: Service, words: list[str], folder: Path) -> str:
@@ -156,7 +155,7 @@ def test_agent_reads_edits_and_runs(
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed: npm install --global {package}")
     (tmp_path / "notes.txt").write_text("one\ntwo\n")
-    (tmp_path / "dot.png").write_bytes(DOT)
+    (tmp_path / "dot.png").write_bytes(PIXEL_PNG)
     for _, arguments in calls:
         if "file_path" in arguments:
             arguments["file_path"] = str(tmp_path / arguments["file_path"])

@@ -72,8 +72,7 @@ def test_choices_are_scored(llm: LLM, client: TestClient) -> None:
     given = {"structured_outputs": {"choice": choices}, "logprobs": True, "temperature": 0}
     whole = ask(client, chat(QUESTION, **given))["outpace"]["choices"]
     assert whole == events(client, chat(QUESTION, **given))[-1]["outpace"]["choices"]
-    found = {each["text"]: each["logprob"] for each in whole}
-    assert found == pytest.approx(output.choice_logprobs, abs=1e-4)
+    assert {e["text"]: e["logprob"] for e in whole} == pytest.approx(output.choice_logprobs)
     assert refused(client, chat(QUESTION, model="tiny-dream", **given))["param"] == "logprobs"
 
 

@@ -26,7 +26,6 @@ DECLARED = [
 ]
 ANY = {"type": "any"}
 BUDGET = {"type": "enabled", "budget_tokens": 6}
-EOS = "<|endoftext|>"
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +116,8 @@ def test_reason_of_the_end(served: TestClient) -> None:
     assert [answer["stop_reason"] for answer in answers] == reasons
     assert answers[0]["stop_sequence"] in REQUESTS[4]["stop_sequences"]
     assert answers[4]["stop_sequence"] is None
-    end = ask(served, REQUESTS[3] | {"stop_sequences": ["zz", EOS]})
-    assert (end["stop_reason"], end["stop_sequence"]) == ("stop_sequence", EOS)
+    end = ask(served, REQUESTS[3] | {"stop_sequences": ["zz", "<|endoftext|>"]})
+    assert (end["stop_reason"], end["stop_sequence"]) == ("stop_sequence", "<|endoftext|>")
 
 
 def test_loop_with_official_client(client: Any) -> None:

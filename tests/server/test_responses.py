@@ -125,8 +125,7 @@ def test_stream_with_official_client(served: TestClient) -> None:
 
 
 def test_tools_of_providers_are_left_out(served: TestClient) -> None:
-    others = [{"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
-    others += [{"type": "local_shell"}]
+    others = [{"type": "custom", "name": "x", "format": {"type": "grammar"}}, {"type": "mcp"}]
     sent = {"tools": [*DECLARED, *others], "tool_choice": "required", "max_output_tokens": 200}
     answer = ask(served, body("tools", **sent, parallel_tool_calls=False))
     assert [tool["name"] for tool in answer["tools"]] == [tool["name"] for tool in DECLARED]

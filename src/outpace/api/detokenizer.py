@@ -18,6 +18,9 @@ REPLACEMENT_CHARACTER = "\ufffd"
 CONTEXT_TOKENS = 4
 """Tokens that are decoded again: decoders treat the first token of a string differently."""
 
+FIRST_MARKER = 0xD800
+"""Code of the first character that stands for a special token: no text has surrogates."""
+
 MAX_UNFINISHED_TOKENS = 3
 """Maximum number of bytes, and so of tokens, that complete a character."""
 
@@ -36,6 +39,9 @@ class Detokenizer:
 
     Attributes:
         stop_tokens: Stop strings that are tokens without text, by their ids, which end the answer.
+        markers: Characters that stand for the tokens without text in other stop strings.
+        stop: Stop strings by their form in `marked`.
+        marked: Text so far, with `markers`.
     """
 
     def __init__(
@@ -51,12 +57,14 @@ class Detokenizer:
         # Special tokens that are not shown are left out before decoding.
         self.decode = partial(text.decode, special=True) if shown else text.decode
         self.silent_ids = text.silent_ids - shown.keys() | padding
+        self.markers: dict[int, str] = {}
         self.stop, self.stop_tokens = self.split_stop_strings(stop)
         if self.stop and text.tokenizer is None:
             message = f"stop needs a tokenizer, which {text.name} does not have"
             raise OptionError("stop", stop, message)
         self.ids: list[int] = []
-        self.text = ""
+        self.marked = ""
+        self.has_ended = False
         self.stop_string: str | None = None  # the one that ended the text
         self.num_sent = 0
         self.visible_ids: list[int] = []  # tokens with text
@@ -67,23 +75,28 @@ class Detokenizer:
         self.call_begin: int | None = None  # position after the text that begins a call
         self.parser = AnswerParser(form) if self.stop and form.calls is not None else None
 
-    def split_stop_strings(self, stop: Any) -> tuple[list[str], dict[int, str]]:
-        """Return the stop strings with text, and by id those that are tokens without text.
+    def split_stop_strings(self, stop: Any) -> tuple[dict[str, str], dict[int, str]]:
+        """Return `stop` and `stop_tokens`; raises `OptionError` for an invalid string."""
+        marks = parse_stop_strings(stop)
+        silent = {n: i for n, i in self.codec.special_ids.items() if i in self.silent_ids}
+        strings = {mark: mark for mark in marks if mark not in silent}
+        for name in sorted(silent, key=len, reverse=True):  # a name may be part of another
+            if any(name in mark for mark in strings):
+                marker = chr(FIRST_MARKER + len(self.markers))
+                self.markers[silent[name]] = marker
+                strings = {mark.replace(name, marker): own for mark, own in strings.items()}
+        return strings, {silent[mark]: mark for mark in marks if mark in silent}
 
-        Raises:
-            OptionError: For an invalid string, and for a token without text among text.
-        """
-        marks, silent = parse_stop_strings(stop), self.codec.special_ids
-        strings = [mark for mark in marks if silent.get(mark) not in self.silent_ids]
-        for mark in strings:
-            for name, token in silent.items():
-                if token in self.silent_ids and name in mark:
-                    message = (
-                        f"stop: {brief(mark)} has the special token {name} among text, which is "
-                        "no text in answers: give the token alone"
-                    )
-                    raise OptionError("stop", mark, message)
-        return strings, {silent[mark]: mark for mark in marks if mark not in strings}
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self.remove_markers(self.marked)
+
+    def remove_markers(self, text: str) -> str:
+        """Return a part of `marked` as text."""
+        if not self.markers:
+            return text
+        return text.translate({ord(marker): None for marker in self.markers.values()})
 
     @property
     def stopped(self) -> bool:
@@ -101,7 +114,21 @@ class Detokenizer:
                 self.num_early += len(self.ids) <= self.min_tokens
                 if self.stop:  # otherwise decoded on demand
                     self.decode_new()
+            elif token in self.markers:
+                self.append_marker(token)
         return self.stopped
+
+    def push_end(self, token: int) -> None:
+        """Take notice of the token that ended the answer and is no part of it, once."""
+        if token in self.markers and not (self.stopped or self.has_ended):
+            self.has_ended = True
+            self.decode_new(final=True)
+            self.append_marker(token)
+
+    def append_marker(self, token: int) -> None:
+        """Append the character for a token without text, unless a character is incomplete."""
+        if self.num_decoded == len(self.visible_ids) and not self.stopped:
+            self.append_text(self.markers[token], len(self.ids) <= self.min_tokens)
 
     def decode_new(self, *, final: bool = False) -> None:
         """Decode new tokens that later tokens cannot change, or all of them if `final`."""
@@ -126,24 +153,26 @@ class Detokenizer:
             early: Whether it belongs to the first `min_tokens` tokens, in which no stop string
                 begins.
         """
-        begin, self.text = len(self.text), self.text + piece
+        begin, self.marked = len(self.marked), self.marked + piece
         if early:
-            self.stop_begin = len(self.text)
+            self.stop_begin = len(self.marked)
         self.find_call(piece)
         places = {
-            mark: self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin), self.call_begin)
+            mark: self.marked.find(
+                mark, max(begin - len(mark) + 1, self.stop_begin), self.call_begin
+            )
             for mark in self.stop
         }
         if ends := [(at, mark) for mark, at in places.items() if at >= 0]:
-            at, self.stop_string = min(ends)
-            self.text = self.text[:at]
+            at, mark = min(ends)
+            self.marked, self.stop_string = self.marked[:at], self.stop[mark]
 
     def find_call(self, piece: str) -> None:
         """Find out where new text begins a call, if it does."""
         if self.parser is None or self.call_begin is not None:
             return
-        for position, character in enumerate(piece, len(self.text) - len(piece) + 1):
-            self.parser.feed(character)
+        for position, character in enumerate(piece, len(self.marked) - len(piece) + 1):
+            self.parser.feed(self.remove_markers(character))
             if self.parser.has_call:
                 self.call_begin = position
                 return
@@ -152,12 +181,12 @@ class Detokenizer:
         """Return the text since the last call; a possible start of a stop string is held back."""
         if not self.stopped and self.num_decoded < len(self.visible_ids):
             self.decode_new(final=final)
-        end = len(self.text)
+        end = len(self.marked)
         if not (final or self.stopped or self.call_begin is not None):
-            late = self.text[self.stop_begin :]
+            late = self.marked[self.stop_begin :]
             end -= max((overlap_length(late, mark) for mark in self.stop), default=0)
-        piece, self.num_sent = self.text[self.num_sent : end], max(end, self.num_sent)
-        return piece
+        piece, self.num_sent = self.marked[self.num_sent : end], max(end, self.num_sent)
+        return self.remove_markers(piece)
 
 
 def parse_stop_strings(stop: Any) -> tuple[str, ...]:

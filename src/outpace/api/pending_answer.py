@@ -56,6 +56,7 @@ class PendingAnswer(Job):
         begin = len(self.prompt) + len(self.detokenizer.ids)
         end = None if self.suffix is None else self.limit - len(self.suffix)
         stopped = self.detokenizer.push_tokens(self.ids[begin:end])
+        self.detokenizer.push_end(self.end_token)
         if self.streams:
             self.pieces.append(self.take_text())
         return stopped
