@@ -122,9 +122,9 @@ def test_logprobs_equal_library(client: TestClient, model: str) -> None:
         assert all(set(t) == {"token", "logprob", "bytes"} for t in each["top_logprobs"])
     assert [each for part in streamed_logprobs(client, body) for each in part["content"]] == content
     text = "🙂 日本 ü!"
-    split = ask(client, body | {"structured_outputs": {"choice": [text]}})["choices"][0][
-        "logprobs"
-    ]["content"]
+    split = ask(client, body | {"structured_outputs": {"regex": text}})["choices"][0]["logprobs"][
+        "content"
+    ]
     assert bytes(byte for each in split for byte in each["bytes"]).decode() == text
     body = completion(model=model, **fields, logprobs=3)
     (choice,) = ask(client, body)["choices"]
