@@ -16,9 +16,10 @@ from asking import post
 from outpace.api.engine_client import EngineClient, EngineCommand, SubmitCommand
 from outpace.api.output import Event, Output
 from outpace.server.models import describe_models, load_text
-from outpace.server.run import ServerRun, bind_socket
+from outpace.server.run import ServerRun
 from outpace.server.service import Service
-from outpace.server.settings import Config, Entry, Settings
+from outpace.server.settings import Config, Entry
+from outpace.server.start import Settings, bind_socket
 from toolbox import TEMPLATES
 from variants import write_variant
 

@@ -137,7 +137,7 @@ class PaddedHoleAutomaton(HoleAutomaton):
     is_padded = True
 
 
-NAMED_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+NAMED_SUBSCHEMAS = ("properties", "$defs", "definitions")
 """Keywords that matter for upper counts, by the form of their values."""
 LISTED_SUBSCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
 INNER_SUBSCHEMAS = ("items", "additionalProperties")
