@@ -99,8 +99,8 @@ def serve(
         raise ValueError("models cannot be given both on the command line and in --config")
     changed = serve_flags != SERVE_FLAGS or load_flags != LOAD_FLAGS
     if not paths and (method or further or adapters or changed):
-        own = "--method, --further, --adapters, --max-tokens, --lazy, --keep, --tools"
-        raise ValueError(f"{own} and loading flags need a model")
+        flags = "--method, --further, --adapters, --max-tokens, --lazy, --keep, --tools"
+        raise ValueError(f"{flags} and loading flags need a model")
     own = {"adapters": parse_pairs(adapters) or None}
     values = {**own, **vars(serve_flags), **vars(load_flags)}
     entries = {
