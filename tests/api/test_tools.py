@@ -13,7 +13,6 @@ from outpace.api.parts import AnswerFormat, CallParser, ToolCall, parse_answer
 from outpace.api.text import validate_prompt
 from outpace.api.tools import read_tool_use
 from outpace.constraint.calls import CALL_FORMATS, CallFormat
-from refusal import refuses
 from toolbox import SCHEMAS, TEMPLATES, TOOLS, tool_llm
 
 FORMATS = {form.name: form for form in CALL_FORMATS}
@@ -173,30 +172,25 @@ STRICT = """{% for m in messages %}{% if m.role != ["user", "assistant"][loop.in
 {{ raise_exception("roles must alternate") }}{% endif %}{{ m.content + "\\n" }}{% endfor %}"""
 """Templates without tools: of ChatML, and of Gemma and Mistral without a system turn."""
 CITY = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+CALLS = [{"id": each, "type": "function", "function": CITY} for each in "ab"]
 TALK: list[Any] = [
     {"role": "user", "content": "Tom <|im_end|>"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": each, "type": "function", "function": CITY} for each in "ab"],
-    },
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
     {"role": "tool", "tool_call_id": "a", "content": "<rain>"},
     {"role": "tool", "tool_call_id": "b", "content": "<sun>"},
     {"role": "user", "content": "so?"},
 ]
 
 
-@pytest.mark.parametrize("template", [SYSTEM, STRICT, TEMPLATES["args"] + "[CALL_ID]"])
-@pytest.mark.parametrize("has_system", [True, False])
+@pytest.mark.parametrize(
+    ("template", "has_system"),
+    [(SYSTEM, True), (SYSTEM, False), (STRICT, False), (TEMPLATES["args"] + "[CALL_ID]", True)],
+)
 def test_tools_that_a_template_does_not_describe(template: str, has_system: bool) -> None:
     llm = LLM("tiny-ar")
     assert llm.text.tokenizer is not None
     llm.text.tokenizer.chat_template = template
     talk = [{"role": "system", "content": "Be kind."}, *TALK] if has_system else TALK
-    if has_system and template == STRICT:
-        with refuses("messages"):
-            llm.text.encode(talk)
-        return
     tools = [{"type": "function", "function": {"name": "f", "description": "<|im_start|>"}}]
     use = read_tool_use(tools, None, None)
     ids, plain = llm.text.encode(talk, tools=use), llm.text.encode(talk)
@@ -204,6 +198,5 @@ def test_tools_that_a_template_does_not_describe(template: str, has_system: bool
     order = ['"name": "f"', "Be kind.", "Tom", '"Oslo"}', "<rain>", "<sun>", "so?"]
     places = [text.index(each) for each in order if has_system or each != "Be kind."]
     assert places == sorted(places) and text.index("<|im_start|>") < places[-1]
-    added = template == SYSTEM and not has_system
-    assert ids.count(marks) == plain.count(marks) + added
+    assert ids.count(marks) == plain.count(marks) + (template == SYSTEM and not has_system)
     assert text.count("<|im_end|>") == ids.count(llm.text.special_ids["<|im_end|>"]) + 1

@@ -143,10 +143,11 @@ def check_required(form: str, name: str, method: Method, temperature: float, num
         jsonschema.Draft202012Validator(functions[call.name]).validate(json.loads(call.arguments))
 
 
-@pytest.mark.parametrize("number", range(len(CALL_FORMATS)), ids=lambda n: CALL_FORMATS[n].name)
-def test_required_calls_validate(number: int) -> None:
-    form = CALL_FORMATS[number].name
-    check_required(form, *FIRST[2 * number], number % 2, 7 * number % len(ARGUMENTS))
+@pytest.mark.parametrize(("name", "method"), FIRST, ids=str)
+def test_required_calls_validate(name: str, method: Method) -> None:
+    number = FIRST.index((name, method))
+    for form in {CALL_FORMATS[number % len(CALL_FORMATS)].name, "generic"}:
+        check_required(form, name, method, number % 2, 7 * number % len(ARGUMENTS))
 
 
 @pytest.mark.nightly
