@@ -28,7 +28,7 @@ LEAVES: list[tuple[dict[str, Any], list[Any]]] = [
     ({"type": "string", "not": {"const": ""}, "default": "b"}, ["b"]),
     ({"type": ["string", "null"], "description": "Or null."}, ["a", None]),
     ({"type": "string", "nullable": True}, ["a", None]),
-    ({"enum": ["a", 1, None, True, 2.5, {"b": []}]}, ["a", 1, None, True, 2.5, {"b": []}]),
+    ({"enum": ["a", 1, None, True, 2.5, {"b": 1}]}, ["a", 1, None, True, 2.5, {"b": 1}]),
     ({"enum": ["a"], "nullable": True, "x-enum-names": ["A"]}, ["a", None]),
     ({"type": "integer", "minimum": 1, "maximum": 365, "format": "int32"}, [1, 99, 365]),
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -(2**63)]),
@@ -93,12 +93,15 @@ def draw_object(rng: Random, depth: int) -> Drawn:
     further: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"type": "object", "additionalProperties": False}, {}),
         ({"type": "object", "unevaluatedProperties": False}, {}),
-        ({"additionalProperties": False, "patternProperties": {"^x-": {}}}, {"x-y": 1}),
         ({"dependentRequired": {"zz": ["p0"]}}, {}),
         ({"minProperties": 0, "maxProperties": 100, "nullable": True}, {}),
         ({"$schema": "http://json-schema.org/draft-07/schema#", "x-key": {"a": 1}}, {}),
         ({"type": "object", "additionalProperties": parts["p0"][0]}, {}),
     ]
+    if not any(isinstance(parts[name][1], list | dict) for name in present):
+        # Where a keyword is left out, free values are two levels deep.
+        pattern = {"additionalProperties": False, "patternProperties": {"^x-": {}}}
+        further.insert(0, (pattern, {"x-y": 1}))
     more, members = rng.choice(further)
     if more is further[-1][0]:
         return more, {"zz": parts["p0"][1]}
