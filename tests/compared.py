@@ -35,6 +35,6 @@ def check_verified(
         ends = frozenset() if eos is None else frozenset([eos])
         job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
         finish(engine)
-        accepted = [step.kept for step in job.trace if step.model == "target"]
+        accepted = [step.committed for step in job.trace if step.model == "target"]
         assert (tokens(job), accepted) == loop(eos=eos)
         assert tokens(job) == naive.autoregressive(target, prompt, TOKENS, eos)

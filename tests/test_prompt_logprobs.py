@@ -50,7 +50,12 @@ def test_scores_of_a_prompt(name: str, method: Method) -> None:
     assert outputs[0].logprobs == pytest.approx(outputs[1].logprobs, abs=1e-4)
     assert [len(top) for top in outputs[1].top_logprobs or ()] == [1] * len(outputs[1].ids)
     scored = outputs[1].steps[0]
-    assert (scored.model, scored.start, scored.rows, scored.kept) == ("target", 0, len(ids) - 1, 0)
+    assert (scored.model, scored.start, scored.rows, scored.committed) == (
+        "target",
+        0,
+        len(ids) - 1,
+        0,
+    )
     for number, count in ((1, 4), (2, 0)):
         first, *found = pickle.loads(pickle.dumps(outputs[number])).prompt_logprobs
         assert first is None and len(found) == len(ids) - 1

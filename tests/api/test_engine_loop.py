@@ -54,7 +54,7 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
         output = rest[-1].output
         assert output is not None and output.ids == alone.ids and output.steps == []
         steps = [step for event in rest for step in event.steps]
-        assert [step.kept for step in steps] == [step.kept for step in alone.steps]
+        assert [step.committed for step in steps] == [step.committed for step in alone.steps]
     streamed = script.of(1)
     assert [token for event in streamed for token in event.ids] == alone.ids
     assert "".join(event.text for event in streamed) == alone.text

@@ -118,7 +118,7 @@ def test_output_says_what_became_of_it(diffusion: LLM) -> None:
     target = [step for step in output.steps if step.model == "target"]
     assert output.forwards == len(target)
     assert len(output.steps) > len(target)
-    assert sum(step.kept for step in output.steps) == len(output.ids)
+    assert sum(step.committed for step in output.steps) == len(output.ids)
     assert output.tokens_per_forward == len(output.ids) / len(target) > 1
     assert output.tokens_per_second == len(output.ids) / output.seconds > 0
     assert output.prompt_tokens == len(diffusion.text.encode("hi"))

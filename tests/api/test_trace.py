@@ -22,8 +22,8 @@ def step(
         model=model,
         start=start,
         rows=rows,
-        seen=start + rows,
-        kept=kept,
+        visible=start + rows,
+        committed=kept,
         seconds=0.0,
         pattern=pattern,
         holes=tuple(range(begin, end) for begin, end in runs),
@@ -32,7 +32,7 @@ def step(
 
 def output(*steps: Step) -> Output:
     """Return an answer after a prompt of three tokens."""
-    kept = sum(each.kept for each in steps)
+    kept = sum(each.committed for each in steps)
     return Output(
         text="",
         ids=[5] * kept,

@@ -59,7 +59,7 @@ class Scripted(Method):
 
 def test_trace_has_every_forward() -> None:
     _, _, steps = alone(Request(method=AR, prompt=(3, 1, 4, 1), max_tokens=3))
-    seen = [(step.start, step.rows, step.seen) for step in steps]
+    seen = [(step.start, step.rows, step.visible) for step in steps]
     assert seen == [(0, 4, 4), (4, 1, 5), (5, 1, 6)]
 
 
@@ -78,7 +78,7 @@ def test_listener_is_called_for_tokens_and_the_end() -> None:
         engine, lambda seq: heard.append((len(seq.tokens), seq.finish_reason))
     )
     finish(engine)
-    kept = [step.kept for step in job.trace if step.kept]
+    kept = [step.committed for step in job.trace if step.committed]
     assert [count for count, _ in heard] == [sum(kept[: i + 1]) for i in range(len(kept))]
     assert [reason for _, reason in heard] == [None] * (len(kept) - 1) + ["length"]
 

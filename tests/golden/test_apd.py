@@ -246,7 +246,7 @@ def kept_by_iteration(job: Job) -> list[int]:
     for step in job.trace:
         if step.model == "target":
             kept.append(0)
-        kept[-1] += step.kept
+        kept[-1] += step.committed
     return kept
 
 

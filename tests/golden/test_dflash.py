@@ -64,7 +64,7 @@ def test_greedy_decode(pair: str, case: Case) -> None:
     expected = case["output_ids"][len(case["prompt"]) :]
     stopped = expected[-1] in job.eos
     assert tokens(job) == expected[: len(expected) - stopped]
-    first, *kept = [step.kept for step in job.trace if step.model == "target"]
+    first, *kept = [step.committed for step in job.trace if step.model == "target"]
     lengths = clipped(case["acceptance_lengths"], len(expected) - 1)
     if stopped and lengths:
         lengths[-1] -= 1  # end-of-sequence is no output here

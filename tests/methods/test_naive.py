@@ -250,7 +250,7 @@ def test_verified_block_diffusion_has_blocks_of_one(
         ends = frozenset() if eos is None else frozenset([eos])
         job = enter(engine, method, prompt, runners=target, max_tokens=TOKENS, eos=ends)
         finish(engine)
-        kept = [step.kept for step in job.trace]
+        kept = [step.committed for step in job.trace]
         loop = naive.self_verified(BLOCKS[name], prompt, TOKENS, **options, eos=eos)
         assert (tokens(job), kept) == loop
         assert tokens(job) == (plain if eos is None else plain[: plain.index(eos)])
@@ -314,7 +314,7 @@ def test_apd_accepts_long_and_short_runs(engine: Engine) -> None:
     jobs = [enter(engine, each, PROMPTS[1], runners=runners, max_tokens=60) for each in methods]
     finish(engine)
     steps = [step for job in jobs for step in job.trace]
-    assert {1, 2, 3, 4} <= {step.kept for step in steps if step.model == "verifier"}
+    assert {1, 2, 3, 4} <= {step.committed for step in steps if step.model == "verifier"}
 
 
 @pytest.mark.parametrize("prompt", [*PROMPTS, REPEATED], ids=len)

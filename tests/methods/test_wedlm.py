@@ -176,5 +176,5 @@ def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(engine: E
         ]
         finish(engine)
         assert tokens(both[0]) == tokens(both[1])
-        kept |= {step.kept for step in both[1].trace}
+        kept |= {step.committed for step in both[1].trace}
     assert max(kept) > 1

@@ -159,7 +159,7 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
         return [{**step, "seconds": 0} for step in steps]
 
     assert timeless(steps) == timeless(whole["outpace"]["steps"])
-    assert sum(step["kept"] for step in steps) == told[-1]["tokens"] == 16
+    assert sum(step["committed"] for step in steps) == told[-1]["tokens"] == 16
     assert told[-1]["forwards"] == whole["outpace"]["forwards"]
     assert "steps" not in chunks[-1]["outpace"]
     assert chunks[-1]["usage"] == whole["usage"]

@@ -202,7 +202,7 @@ def stream(*events: object, end: bool = True) -> str:
 
 
 def chunk(text: str) -> dict:
-    step = {"model": "target", "start": 0, "rows": 4, "seen": 4, "kept": 1, "seconds": 0.01}
+    step = {"model": "target", "start": 0, "rows": 4, "visible": 4, "committed": 1, "seconds": 0.01}
     step |= {"pattern": "causal", "holes": []}
     outpace = {"index": 0, "steps": [step], "tokens": 1, "forwards": 1}
     return {"choices": [{"index": 0, "delta": {"content": text}}], "outpace": outpace}

@@ -55,7 +55,9 @@ def test_drafts_give_the_same_text_in_fewer_passes() -> None:
     ):
         fast = llm.generate(stories, method=method, max_tokens=100)
         assert [output.ids for output in fast] == [output.ids for output in plain]
-        kept = [step.kept for output in fast for step in output.steps if step.model == "target"]
+        kept = [
+            step.committed for output in fast for step in output.steps if step.model == "target"
+        ]
         verified = sum(output.forwards - 1 for output in fast)
         assert (sum(kept) - len(fast)) / verified > least
 

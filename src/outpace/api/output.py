@@ -158,7 +158,7 @@ class Output:
         """Draft tokens of each forward that verified some, and the number of them in `ids`."""
         counts, left = [], len(self.ids)
         for step in self.steps:
-            committed = min(step.kept, left)  # a stop string may drop the end of a draft
+            committed = min(step.committed, left)  # a stop string may drop the end of a draft
             left -= committed
             if step.drafted:
                 own = step.model == "verifier"  # the target's first token, which is no draft
@@ -219,8 +219,8 @@ class Output:
             return [self.text]
         detokenizer, begin, pieces = Detokenizer(self.codec, form=self.format), 0, []
         for step in self.steps:
-            detokenizer.push_tokens(self.ids[begin : begin + step.kept])
-            begin += step.kept
+            detokenizer.push_tokens(self.ids[begin : begin + step.committed])
+            begin += step.committed
             pieces.append(detokenizer.take_text(final=begin >= len(self.ids)))
         left = len(self.text)  # a stop string may cut the text within a token
         for place, piece in enumerate(pieces):
@@ -368,7 +368,7 @@ def slot_states(output: Output) -> IntArray:
         Indices into `STATE_NAMES`, `[forwards, slots]`.
     """
     steps, first = target_steps(output), output.prompt_tokens
-    kept = sum(step.kept for step in output.steps)
+    kept = sum(step.committed for step in output.steps)
     # Tree nodes occupy slots, but not all of them end up in the text.
     ends = (step.start + step.rows for step in steps if step.pattern != "tree")
     size = max([kept, *(end - first for end in ends)])
@@ -381,7 +381,7 @@ def slot_states(output: Output) -> IntArray:
     begin, row = 0, -1
     for step in output.steps:
         row += step.model == "target"
-        end = begin + step.kept
+        end = begin + step.committed
         filled[begin:end] = np.minimum(filled[begin:end], row)
         begin = end
     # A slot that was neither committed nor a real token of a forward was never filled. A slot

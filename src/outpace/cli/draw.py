@@ -161,7 +161,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     for index, (step, line) in enumerate(zip(output.steps, lines, strict=True)):
         line.truncate(width, overflow="ellipsis")
         slots = f"{step.start}–{step.start + step.rows - 1}"
-        accepted = str(step.kept) if step.kept else ""
+        accepted = str(step.committed) if step.committed else ""
         table.add_row(str(index + 1), step.model, str(step.rows), slots, accepted, line)
     console.print(table)
     if scattered:
@@ -211,8 +211,8 @@ def canvas_lines(llm: LLM, output: Output, width: int) -> Iterator[Text]:
     done = 0
     for index, step in enumerate(output.steps):
         before = single_line_text(llm, output.ids[:done])
-        after = single_line_text(llm, output.ids[: done + step.kept])
-        done += step.kept
+        after = single_line_text(llm, output.ids[: done + step.committed])
+        done += step.committed
         new = after[len(before) :]
         room = min(max(width - len(new) - 1, 0), 40)
         line = Text(before[max(len(before) - room, 0) :], style="dim")

@@ -70,8 +70,8 @@ class Step:
         model: role of the model that ran.
         start: slot of the first row.
         rows: number of rows in the forward.
-        seen: number of slots that the last row saw.
-        kept: number of tokens committed from its prediction.
+        visible: number of slots that the last row attended to.
+        committed: number of tokens committed from its prediction.
         seconds: wall time of the pass, shared by all requests of the batch.
         pattern: attention pattern of the rows; "tree" for any tree.
         holes: runs of slots that were masks.
@@ -83,8 +83,8 @@ class Step:
     model: str
     start: int
     rows: int
-    seen: int
-    kept: int
+    visible: int
+    committed: int
     seconds: float
     pattern: Literal["causal", "full", "tree"] | tuple[int, ...] = "causal"
     holes: tuple[range, ...] = ()

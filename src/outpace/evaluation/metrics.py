@@ -53,7 +53,7 @@ def accepted_lengths(output: Output) -> list[int]:
         if step.model == "target":
             lengths.append(0)
         if lengths:
-            lengths[-1] += step.kept
+            lengths[-1] += step.committed
     return lengths if target and target[0].holes else lengths[1:]
 
 
@@ -105,7 +105,7 @@ def first_text_seconds(output: Output) -> float:
     seconds = 0.0
     for step in output.steps:
         seconds += step.seconds
-        if step.kept:
+        if step.committed:
             break
     return seconds
 

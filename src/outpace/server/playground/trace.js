@@ -22,7 +22,7 @@ class Trace {
       if (target) this.forwards.push(step);
       this.steps.push(Object.assign(step, { row: Math.max(row, 0) }));
       if (target) for (const [begin, end] of step.holes) for (let slot = begin; slot < end; slot++) this.holed[slot] = row;
-      for (let count = 0; count < step.kept; count++) {
+      for (let count = 0; count < step.committed; count++) {
         const hole = this.holed[this.first + this.kept++];
         this.fills.push(Math.min(hole ?? (this.cloze ? GIVEN : step.row), step.row));
       }
@@ -55,7 +55,7 @@ class Trace {
     const fronts = new Array(this.forwards.length).fill(0);
     let sum = 0;
     for (const step of this.steps) {
-      sum += step.kept;
+      sum += step.committed;
       fronts[step.row] = sum;
     }
     return fronts;
@@ -100,7 +100,7 @@ class Trace {
     const step = this.forwards[row], { first } = this;
     if (!step) return null;
     const others = this.steps.filter((other) => other.row === row && other !== step);
-    const kept = others.reduce((sum, other) => sum + other.kept, step.kept);
+    const kept = others.reduce((sum, other) => sum + other.committed, step.committed);
     const holes = step.holes.reduce((sum, [begin, end]) => sum + end - begin, 0);
     const prompt = Math.min(Math.max(first - step.start, 0), step.rows);
     const low = Math.max(step.start - first, 0), high = step.start + step.rows - first - 1;
