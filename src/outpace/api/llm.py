@@ -312,7 +312,8 @@ class LLM:
         max_length: Maximum number of tokens of prompt and answer; by default the model's.
         mask_id: Id of the mask token, if `config.json` does not have it.
         cache_gib: GiB of each KV cache; by default 2 on a CPU, half of the free memory on a GPU.
-        max_rows: Maximum number of rows (query tokens) per pass.
+        max_rows: Maximum number of rows (query tokens) per pass; by default 512 on a CPU, where
+            more save nothing and long prompts would delay other requests, and 2048 on a GPU.
         max_sequences: Maximum number of running requests.
         prefix_cache: Whether causal models reuse the cache of prompts with a common prefix.
         tensor_parallel: Number of processes, started together, that split each model. All but the
@@ -339,7 +340,7 @@ class LLM:
         max_length: int | None = None,
         mask_id: int | None = None,
         cache_gib: float | None = None,
-        max_rows: int = 2048,
+        max_rows: int | None = None,
         max_sequences: int = 256,
         prefix_cache: bool = True,
         tensor_parallel: int = 1,
@@ -360,6 +361,8 @@ class LLM:
         self.device = self.group.device
         quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
+        if max_rows is None:
+            max_rows = 512 if self.device.type == "cpu" else 2048
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
         self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
         finalize(self.engine, self.engine.controllers.store_times)

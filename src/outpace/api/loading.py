@@ -64,7 +64,7 @@ class LoadOptions:
             bounds={"gt": 0},
         ),
     ] = None
-    max_rows: Annotated[int, Info(bounds={"ge": 1})] = 2048
+    max_rows: Annotated[int | None, Info(bounds={"ge": 1})] = None
     max_sequences: Annotated[int, Info(bounds={"ge": 1})] = 256
     prefix_cache: Annotated[bool, Info()] = True
     tensor_parallel: Annotated[

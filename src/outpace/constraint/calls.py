@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count, product
 from typing import Any
 
@@ -374,7 +374,9 @@ class CallBuilder:
         return Dfa(table, np.arange(len(table)) == end)
 
 
-def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> Dfa:
+def tools_dfa(
+    source: str, form: CallFormat | None, text: Dfa | None = None, most: int | None = None
+) -> Dfa:
     """Return the automaton of answers with tools.
 
     Args:
@@ -384,6 +386,7 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
             call of a variant.
         form: Format of the calls.
         text: Automaton of the texts that an answer without a call may be; None if all may.
+        most: Number of states from which the largest functions that are not strict have any object.
 
     Raises:
         OptionError: for an invalid or unsupported schema.
@@ -391,15 +394,8 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
     """
     if form is None:
         raise ValueError("the model has no chat template, and so no format of calls")
-    rule, budget = json.loads(source), CallBudget()
-    strict = rule.get("strict", ())
-    functions = {
-        name: arguments_dfa(place, schema, budget)
-        if name in strict
-        else loose_arguments_dfa(name, place, schema, budget)
-        for name, place, schema in rule["functions"]
-    }
-    open_large_functions(functions, form, strict)
+    rule, functions = json.loads(source), dict(function_dfas(source))
+    open_large_functions(functions, form, rule.get("strict", ()), most or MAX_CALL_STATES)
     dfa = calls_dfa(form, functions, single=rule["single"])
     if not rule["free"]:
         return dfa
@@ -473,11 +469,23 @@ def open_arguments_dfa() -> Dfa:
     return arguments_dfa(0, {"type": "object"}, CallBudget())
 
 
+@lru_cache(maxsize=1)
+def function_dfas(source: str) -> Mapping[str, Dfa]:
+    """Return the automata of the arguments of the functions in the source of `tools_dfa`."""
+    rule, budget = json.loads(source), CallBudget()
+    return {
+        name: arguments_dfa(place, schema, budget)
+        if name in rule.get("strict", ())
+        else loose_arguments_dfa(name, place, schema, budget)
+        for name, place, schema in rule["functions"]
+    }
+
+
 def open_large_functions(
-    functions: dict[str, Dfa], form: CallFormat, strict: Collection[str]
+    functions: dict[str, Dfa], form: CallFormat, strict: Collection[str], most: int
 ) -> None:
     """Let the largest functions that are not strict have any object, until all fit together."""
-    room = MAX_CALL_STATES - sum(len(name + form.middle) for name in functions)
+    room = most - sum(len(name + form.middle) for name in functions)
     room -= len(form.begin + form.end + (form.between or ""))
     tables = {name: dfa.table.tobytes() for name, dfa in functions.items()}  # equal ones count once
     for name in sorted(functions.keys() - {*strict}, key=lambda each: -len(functions[each].table)):

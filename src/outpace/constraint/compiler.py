@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
-from outpace.constraint.calls import CallFormat, tools_dfa
+from outpace.constraint.calls import MAX_CALL_STATES, CallFormat, tools_dfa
 from outpace.constraint.dfa import Dfa, StateFlags
 from outpace.constraint.grammar import JSON_SPACING, CompiledGrammar, GrammarConstraint
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
@@ -384,11 +384,10 @@ class Compiler:
             HOLE_AUTOMATA.get(name, TokenAutomaton),
             self.token_vocabulary(key.size, *formats),
         )
+        if name == "tools":
+            return compile_tools(key, (room, vocabulary.max_token_bytes), vocabulary)
         try:
-            if name == "tools":
-                dfa = build_tools_dfa(source, key.calls, (room, vocabulary.max_token_bytes))
-            else:
-                dfa = build_rule_dfa(name, source, (room, vocabulary.max_token_bytes))
+            dfa = build_rule_dfa(name, source, (room, vocabulary.max_token_bytes))
             if key.thoughts is not None:
                 dfa = add_thoughts(dfa, key.thoughts)
             return build_language(make, dfa, vocabulary, key.ends)
@@ -479,17 +478,37 @@ def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
         raise TooLargeError("it is too large: it is nested too deeply") from error
 
 
-def build_tools_dfa(source: str, form: CallFormat | None, room: TextRoom) -> Dfa:
+MIN_CALL_STATES = 500
+"""States below which no further functions are left open."""
+
+
+def compile_tools(key: RuleKey, room: TextRoom, vocabulary: Vocabulary) -> TokenLanguage:
+    """Compile tools, of which the largest have any object if the table of tokens is too large."""
+    most, size = MAX_CALL_STATES, 0
+    while True:
+        dfa = build_tools_dfa(key.rule[1], key.calls, room, most)
+        if key.thoughts is not None:
+            dfa = add_thoughts(dfa, key.thoughts)
+        try:
+            if len(dfa.table) != size:
+                return build_language(TokenAutomaton, dfa, vocabulary, key.ends)
+        except TooLargeError as error:
+            size, why = len(dfa.table), error
+        if (most := most // 2) < MIN_CALL_STATES:
+            raise why
+
+
+def build_tools_dfa(source: str, form: CallFormat | None, room: TextRoom, most: int) -> Dfa:
     """Return the automaton of answers with tools, or instead of calls with a constrained text.
 
     Raises `OptionError` if the constraint on the text is the cause.
     """
     rule = json.loads(source)["text"]
     if rule is None:
-        return tools_dfa(source, form)
+        return tools_dfa(source, form, most=most)
     name, constraint = rule
     try:
         text = build_rule_dfa(name, constraint, room)
     except ValueError as error:
         raise OptionError(name, constraint, f"{name}: {error}") from error
-    return tools_dfa(source, form, text)
+    return tools_dfa(source, form, text, most)
