@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 from constrained import random_text
-from outpace import OptionError
+from outpace import LLM, OptionError
+from outpace.api.options import Options
 from outpace.api.tools import read_tool_use
 from outpace.constraint.calls import GENERIC_FORMAT, CallBudget, arguments_dfa, tools_dfa
 from outpace.constraint.dfa import dfa_accepts
@@ -127,6 +128,25 @@ def test_large_tools_are_open(
     for name, _, schema in functions:
         call = GENERIC_FORMAT.write_calls([(name, '{"x": [2]}')])
         assert dfa_accepts(dfa, call.encode()) == (name in opened or "type" in schema)
+
+
+def test_tools_fit_the_table_of_a_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("outpace.constraint.automaton.MAX_AUTOMATON_ENTRIES", 50_000)
+    part = {"type": "string", "maxLength": 64}
+    functions = [
+        {"name": f"f{n}", "parameters": {"type": "object", "properties": {f"p{n}": part}}}
+        for n in range(3)
+    ]
+    tools = [{"type": "function", "function": each} for each in functions]
+    options: Options = {"tools": tools, "tool_choice": "required", "max_tokens": 80}
+    (output,) = LLM("tiny-ar", cache_gib=0.01).generate("Tom has 3 apples.", **options)
+    assert output.tool_calls and caplog.text.count("too large beside")
+    tools[0]["function"]["strict"] = True
+    monkeypatch.setattr("outpace.constraint.automaton.MAX_AUTOMATON_ENTRIES", 1000)
+    with pytest.raises(OptionError, match="too large"):
+        LLM("tiny-ar", cache_gib=0.01).generate("Tom has 3 apples.", **options)
 
 
 def test_descriptions_have_no_limit() -> None:
