@@ -222,6 +222,7 @@ def test_one_step_equals_a_naive_computation(name: str, folder: Path) -> None:
     states, embedding = target_states(theirs, IDS[:-1]), theirs.get_input_embeddings().weight
     wanted = logits_of(theirs, naive_head(tensors, embedding, states, IDS[1:]))
     head = load_head(folder)
+    assert head.config.feature_layers == (1,)  # the last, after its norm
     found = head.compute_logits(head_states(head, states, IDS[1:]))
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
 
