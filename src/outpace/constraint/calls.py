@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import count, product
 from typing import Any
 
@@ -203,6 +203,20 @@ def fenced_calls(key: str) -> tuple[CallFormat, CallFormat]:
     )
 
 
+def leading_call(name: str, key: str, *required: str) -> CallFormat:
+    """Return a format of one call, a JSON object at the beginning of an answer."""
+    return CallFormat(
+        name=name,
+        marker='{"name"',
+        begin='{"name": "',
+        middle=f'", "{key}": ',
+        end="}",
+        leads=True,
+        required=required,
+        variants=fenced_calls(key),
+    )
+
+
 CALL_FORMATS = (
     CallFormat(
         name="tool_call",
@@ -243,16 +257,7 @@ CALL_FORMATS = (
         required=("[TOOL_CALLS]", "[ARGS]"),
         foreign=("[CALL_ID]",),
     ),
-    CallFormat(
-        name="object",
-        marker='{"name"',
-        begin='{"name": "',
-        middle='", "parameters": ',
-        end="}",
-        leads=True,
-        required=('{"name": function name, "parameters": dictionary',),
-        variants=fenced_calls("parameters"),
-    ),
+    leading_call("object", "parameters", '{"name": function name, "parameters": dictionary'),
     CallFormat(
         name="harmony",
         marker="<|channel|>commentary",
@@ -263,15 +268,7 @@ CALL_FORMATS = (
         leads=True,
         required=("<|channel|>commentary", "functions.", "<|call|>"),
     ),
-    GENERIC_FORMAT := CallFormat(
-        name="generic",
-        marker='{"name"',
-        begin='{"name": "',
-        middle='", "arguments": ',
-        end="}",
-        leads=True,
-        variants=fenced_calls("arguments"),
-    ),
+    GENERIC_FORMAT := leading_call("generic", "arguments"),
 )
 """Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1, and after Small 3.2; of Llama
 3.1 and 3.2, and of Gemma 3 as Google's guide to function calling asks for JSON; of gpt-oss, whose
@@ -302,6 +299,9 @@ def find_call_format(templates: Any) -> CallFormat | None:
 
 MAX_CALL_STATES = 30_000
 """Maximum states of the automaton of calls."""
+
+MIN_CALL_STATES = 500
+"""States below which no further functions are left open."""
 
 
 @dataclass(frozen=True)
@@ -374,10 +374,13 @@ class CallBuilder:
         return Dfa(table, np.arange(len(table)) == end)
 
 
-def tools_dfa(
-    source: str, form: CallFormat | None, text: Dfa | None = None, most: int | None = None
-) -> Dfa:
-    """Return the automaton of answers with tools.
+def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> Dfa:
+    """Return the automaton of answers with tools, the first of `tools_dfas`."""
+    return next(tools_dfas(source, form, text))
+
+
+def tools_dfas(source: str, form: CallFormat | None, text: Dfa | None = None) -> Iterator[Dfa]:
+    """Yield automata of answers with tools, each with more functions that have any object.
 
     Args:
         source: JSON with the `functions`, each a name, its place and the schema of its arguments;
@@ -386,7 +389,6 @@ def tools_dfa(
             call of a variant.
         form: Format of the calls.
         text: Automaton of the texts that an answer without a call may be; None if all may.
-        most: Number of states from which the largest functions that are not strict have any object.
 
     Raises:
         OptionError: for an invalid or unsupported schema.
@@ -394,8 +396,23 @@ def tools_dfa(
     """
     if form is None:
         raise ValueError("the model has no chat template, and so no format of calls")
-    rule, functions = json.loads(source), dict(function_dfas(source))
-    open_large_functions(functions, form, rule.get("strict", ()), most or MAX_CALL_STATES)
+    rule, budget, most = json.loads(source), CallBudget(), MAX_CALL_STATES
+    strict = rule.get("strict", ())
+    functions = {
+        name: arguments_dfa(place, schema, budget)
+        if name in strict
+        else loose_arguments_dfa(name, place, schema, budget)
+        for name, place, schema in rule["functions"]
+    }
+    while most >= MIN_CALL_STATES:
+        if open_large_functions(functions, form, strict, most) or most == MAX_CALL_STATES:
+            yield answers_dfa(rule, form, functions, text)
+        most //= 2
+
+
+def answers_dfa(
+    rule: Mapping[str, Any], form: CallFormat, functions: Mapping[str, Dfa], text: Dfa | None
+) -> Dfa:
     dfa = calls_dfa(form, functions, single=rule["single"])
     if not rule["free"]:
         return dfa
@@ -469,32 +486,29 @@ def open_arguments_dfa() -> Dfa:
     return arguments_dfa(0, {"type": "object"}, CallBudget())
 
 
-@lru_cache(maxsize=1)
-def function_dfas(source: str) -> Mapping[str, Dfa]:
-    """Return the automata of the arguments of the functions in the source of `tools_dfa`."""
-    rule, budget = json.loads(source), CallBudget()
-    return {
-        name: arguments_dfa(place, schema, budget)
-        if name in rule.get("strict", ())
-        else loose_arguments_dfa(name, place, schema, budget)
-        for name, place, schema in rule["functions"]
-    }
-
-
 def open_large_functions(
     functions: dict[str, Dfa], form: CallFormat, strict: Collection[str], most: int
-) -> None:
-    """Let the largest functions that are not strict have any object, until all fit together."""
+) -> bool:
+    """Let the largest functions that are not strict have any object, until all fit together.
+
+    Returns whether there were such functions.
+    """
     room = most - sum(len(name + form.middle) for name in functions)
     room -= len(form.begin + form.end + (form.between or ""))
     tables = {name: dfa.table.tobytes() for name, dfa in functions.items()}  # equal ones count once
-    for name in sorted(functions.keys() - {*strict}, key=lambda each: -len(functions[each].table)):
+    closed = [
+        name
+        for name, dfa in functions.items()
+        if name not in strict and dfa is not open_arguments_dfa()
+    ]
+    for opened, name in enumerate(sorted(closed, key=lambda each: -len(functions[each].table))):
         sizes = {tables[each]: len(dfa.table) for each, dfa in functions.items()}
         if sum(sizes.values()) < room:
-            return
+            return opened > 0
         functions[name] = open_arguments_dfa()
         tables[name] = functions[name].table.tobytes()
         LOG.warning(UNCONSTRAINED, name, "its schema is too large beside those of other tools")
+    return bool(closed)
 
 
 def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
-from outpace.constraint.calls import MAX_CALL_STATES, CallFormat, tools_dfa
+from outpace.constraint.calls import CallFormat, tools_dfas
 from outpace.constraint.dfa import Dfa, StateFlags
 from outpace.constraint.grammar import JSON_SPACING, CompiledGrammar, GrammarConstraint
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
@@ -478,37 +478,28 @@ def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
         raise TooLargeError("it is too large: it is nested too deeply") from error
 
 
-MIN_CALL_STATES = 500
-"""States below which no further functions are left open."""
-
-
 def compile_tools(key: RuleKey, room: TextRoom, vocabulary: Vocabulary) -> TokenLanguage:
     """Compile tools, of which the largest have any object if the table of tokens is too large."""
-    most, size = MAX_CALL_STATES, 0
-    while True:
-        dfa = build_tools_dfa(key.rule[1], key.calls, room, most)
+    for dfa in build_tools_dfas(key.rule[1], key.calls, room):
         if key.thoughts is not None:
             dfa = add_thoughts(dfa, key.thoughts)
         try:
-            if len(dfa.table) != size:
-                return build_language(TokenAutomaton, dfa, vocabulary, key.ends)
+            return build_language(TokenAutomaton, dfa, vocabulary, key.ends)
         except TooLargeError as error:
-            size, why = len(dfa.table), error
-        if (most := most // 2) < MIN_CALL_STATES:
-            raise why
+            why = error
+    raise why
 
 
-def build_tools_dfa(source: str, form: CallFormat | None, room: TextRoom, most: int) -> Dfa:
-    """Return the automaton of answers with tools, or instead of calls with a constrained text.
+def build_tools_dfas(source: str, form: CallFormat | None, room: TextRoom) -> Iterator[Dfa]:
+    """Return the automata of answers with tools, or instead of calls with a constrained text.
 
     Raises `OptionError` if the constraint on the text is the cause.
     """
-    rule = json.loads(source)["text"]
-    if rule is None:
-        return tools_dfa(source, form, most=most)
-    name, constraint = rule
-    try:
-        text = build_rule_dfa(name, constraint, room)
-    except ValueError as error:
-        raise OptionError(name, constraint, f"{name}: {error}") from error
-    return tools_dfa(source, form, text, most)
+    rule, text = json.loads(source)["text"], None
+    if rule is not None:
+        name, constraint = rule
+        try:
+            text = build_rule_dfa(name, constraint, room)
+        except ValueError as error:
+            raise OptionError(name, constraint, f"{name}: {error}") from error
+    return tools_dfas(source, form, text)
