@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -112,6 +111,8 @@ def answer_for_draft(
     options: Options,
 ) -> None:
     """Let a target answer prompts, after a trial that estimates the durations."""
+    from outpace.training.report import format_duration
+
     data = folder / "data"
     with exit_on_sigterm():
         llm = LOAD_FLAGS.open_model(target, Autoregressive())
@@ -125,8 +126,8 @@ def answer_for_draft(
             answering = seconds * (len(prompts.training) - len(first)) / max(done, 1)
             training = time_steps(target, folder, overrides, options) * len(prompts.training)
             console.print(
-                f"{target}: {len(prompts.training)} prompts; about {format_hours(answering)} for "
-                f"their answers and at most {format_hours(training)} for training",
+                f"{target}: {len(prompts.training)} prompts; about {format_duration(answering)} "
+                f"for their answers and at most {format_duration(training)} for training",
                 soft_wrap=True,
             )
         card = answer_prompts(llm, fingerprint, prompts, data, batch=batch, **options)
@@ -164,10 +165,6 @@ def write_draft_recipe(target: str, folder: Path, path: Path, options: Options) 
 
     sections = draft_recipe(target, folder / "data", folder / "run", options["template"])
     path.write_text(write_recipe(sections), "utf-8")
-
-
-def format_hours(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def measure_draft(target: str, draft: Path, prompts: PromptSet, options: Options) -> None:

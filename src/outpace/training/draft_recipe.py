@@ -107,8 +107,10 @@ def choose_layers(count: int) -> list[int]:
 
 def find_unused_token(examples: Examples, vocab: int) -> int:
     """Return the last token id that no example has; raises `ValueError` if all have each."""
-    used = {t for n in range(examples.epoch_size or 0) for t in examples[n].prompt}
-    used |= {t for n in range(examples.epoch_size or 0) for t in examples[n].response}
+    used = set[int]()
+    for number in range(examples.epoch_size or 0):
+        example = examples[number]
+        used.update(example.prompt, example.response)
     unused = (token for token in reversed(range(vocab)) if token not in used)
     if (token := next(unused, None)) is None:
         raise ValueError("every token of the vocabulary occurs in the answers: none can be a mask")
