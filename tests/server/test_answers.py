@@ -152,15 +152,15 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
     body = chat(model=model, max_tokens=16, seed=1, outpace=chosen(method) | {"trace": True})
     whole = ask(client, body)
     chunks = events(client, body)
-    told = [c["outpace"] for c in chunks if c["choices"] and "outpace" in c]
-    steps = [step for each in told for step in each["steps"]]
+    figures = [c["outpace"] for c in chunks if c["choices"] and "outpace" in c]
+    steps = [step for each in figures for step in each["steps"]]
 
     def timeless(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**step, "seconds": 0} for step in steps]
 
     assert timeless(steps) == timeless(whole["outpace"]["steps"])
-    assert sum(step["committed"] for step in steps) == told[-1]["tokens"] == 16
-    assert told[-1]["forwards"] == whole["outpace"]["forwards"]
+    assert sum(step["committed"] for step in steps) == figures[-1]["tokens"] == 16
+    assert figures[-1]["forwards"] == whole["outpace"]["forwards"]
     assert "steps" not in chunks[-1]["outpace"]
     assert chunks[-1]["usage"] == whole["usage"]
 

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -171,7 +171,7 @@ def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
             "about": figure.about,
             "scale": part.scale,
             "rounds": plan.rounds,
-            "claims": [verdict.to_record() for verdict in verdicts],
+            "claims": [asdict(verdict) for verdict in verdicts],
             "trained": needed(plan.every),
             "published": points,
             "results": found,

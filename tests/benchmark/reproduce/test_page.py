@@ -24,7 +24,7 @@ RESULT: dict[str, Any] = {
     "cpu_seconds": 90.0,
     "faster": None,
 }
-CLAIM = {"says": "faster", "holds": True, "told": "1 → 2", "paper": "10 → 20"}
+CLAIM = {"claim": "faster", "holds": True, "finding": "1 → 2", "paper": "10 → 20"}
 
 
 def write(folder: Path, name: str, **change: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     write(tmp_path, "apd-figure3-mini")
     for name, text in (("apd-figure2", "{"), ("apd-figure4", "[]"), ("d2f-table3", "[" * 9**5)):
         (tmp_path / f"{name}-mini.json").write_text(text)
-    write(tmp_path, "apd-figure5-mini", claims=[{"says": "old"}])
+    write(tmp_path, "apd-figure5-mini", claims=[{"claim": "old"}])
     write(tmp_path, "apd-figure6-mini", results=[])
     text = page(tmp_path)
     assert text.count("## ") == 1 and "## apd:figure3" in text

@@ -70,7 +70,7 @@ def section(written: Written) -> str:
 
 def claimed(claim: Mapping[str, Any]) -> list[str]:
     holds = "holds" if claim["holds"] else "**does not hold**"
-    return [claim["says"], holds, claim["told"], claim["paper"] or "–"]
+    return [claim["claim"], holds, claim["finding"], claim["paper"] or "–"]
 
 
 def measured(result: dict[str, Any]) -> list[str]:

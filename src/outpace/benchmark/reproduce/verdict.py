@@ -31,9 +31,6 @@ class Verdict:
     finding: str
     paper: str = ""
 
-    def to_record(self) -> dict[str, str | bool]:
-        return {"says": self.claim, "holds": self.holds, "told": self.finding, "paper": self.paper}
-
 
 def judge(claim: Claim, lines: Lines) -> Verdict:
     """Judge a claim by one or two lines of results."""
