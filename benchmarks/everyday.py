@@ -4,13 +4,20 @@
         --draft qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --humaneval HumanEval.jsonl.gz \
         --gsm8k test.jsonl --threads 2 --json benchmarks/results/everyday.json
 
+Other programs: OpenVINO and transformers where they are installed, and any server with the chat
+endpoint of OpenAI, which `--server NAME COMMAND` starts (`{port}` stands for the port):
+
+    --server "llama.cpp, plain" "llama-server -m model.gguf -t 2 --port {port}"
+    --server "outpace, serve" "outpace serve model.gguf --threads 2 --port {port}"
+
 Tasks: functions of HumanEval, questions of GSM8K, edits of a file of 60 lines, summaries with
 quotations, prose, and JSON after a schema, greedy. One request at a time, or with `--requests 16`
 that many in a batch, without other programs. All sides answer the same token ids and take turns at
 every prompt, in an order that rotates. `--only` selects tasks, `--sides` programs. A speed is all
 tokens of a task over all seconds, prefill included; a gain is relative to plain decoding of the
-same program. `equal` is the share of answers with the same tokens as plain decoding of outpace: for
-methods of outpace it must be 1, other programs round differently.
+same program. A server's tokens are those of its text, and its seconds those of the whole request.
+`equal` is the share of answers with the same tokens as plain decoding of outpace: for methods of
+outpace it must be 1, other programs round differently. `texts` are the answers, null where equal.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from pathlib import Path
 
 import matplotlib
 
-from everyday_parts.sides import Outpace, Side, build_sides
+from everyday_parts.sides import PROGRAMS, Side, build_sides
 from everyday_parts.tasks import Task, build_tasks
 from harness import Bar, Row, arguments, finish, prepare, save, show
 from outpace import LLM
@@ -35,6 +42,7 @@ COLOURS = {
     "llama.cpp": "tab:orange",
     "OpenVINO": "tab:green",
     "transformers": "tab:red",
+    "vLLM": "tab:purple",
 }
 
 GAINS = {"humaneval": 1.4, "rewrite": 2.5, "prose": 0.98}
@@ -49,24 +57,24 @@ LEADS = {"humaneval": 1.3, "rewrite": 1.5}
 
 def measure_task(sides: list[Side], task: Task, llm: LLM, rounds: int, requests: int) -> list[Row]:
     """Rows of all sides that can answer a task; prompts repeat until the last batch is full."""
-    able = [side for side in sides if task.schema is None or isinstance(side.answerer, Outpace)]
-    prompts = [llm.text.encode(prompt) for prompt in task.prompts]
-    repeated = cycle(prompts)
-    batches = [[*islice(repeated, requests)] for _ in range(0, len(prompts), requests)]
-    for side in able:
-        side.run(batches[0], task)
+    able = [side for side in sides if task.schema is None or side.obeys_schemas]
+    repeated = cycle(task.prompts)
+    batches = [[*islice(repeated, requests)] for _ in range(0, len(task.prompts), requests)]
+    for side in able:  # with other text at the front: a server keeps the prompts that it has seen
+        side.run([f"Short, please. {prompt}" for prompt in batches[0]], task)
         side.answers, side.timings = [], []
     for index in range(rounds):
         for number, batch in enumerate(batches):
             turn = (index + number) % len(able)
             for side in [*able[turn:], *able[:turn]]:
                 side.run(batch, task)
-    return [make_row(side, able, task, requests) for side in able]
+    return [make_row(side, able, task, llm, requests) for side in able]
 
 
-def make_row(side: Side, sides: list[Side], task: Task, requests: int) -> Row:
-    """Figures of one side; the gain is relative to the plain side of the same program."""
-    plain = next(each for each in sides if (each.program, each.way) == (side.program, "plain"))
+def make_row(side: Side, sides: list[Side], task: Task, llm: LLM, requests: int) -> Row:
+    """Figures of one side; the gain is relative to the plain side of the same program, or ours."""
+    program = [each for each in sides if each.program == side.program]
+    plain = next((each for each in program if each.way == "plain"), sides[0])
     pairs = list(zip(side.answers, sides[0].answers, strict=True))
     return {
         "task": task.name,
@@ -77,6 +85,10 @@ def make_row(side: Side, sides: list[Side], task: Task, requests: int) -> Row:
         "tokens per second": speed(side),
         "gain": speed(side) / speed(plain),
         "equal": sum(ours == first for ours, first in pairs) / len(pairs),
+        "texts": [
+            None if side is not sides[0] and ours == first else llm.text.decode(ours)
+            for ours, first in pairs
+        ],
     }
 
 
@@ -116,7 +128,9 @@ def draw_speeds(rows: list[Row], path: Path) -> None:
         heights = [speeds.get((task, side), 0.0) for task in tasks]
         program, _, way = side.partition(", ")
         strength = 0.45 if way == "plain" else 1.0
-        bars = pane.bar(at, heights, 0.92 * width, color=COLOURS[program], alpha=strength)
+        bars = pane.bar(
+            at, heights, 0.92 * width, color=COLOURS.get(program, "tab:gray"), alpha=strength
+        )
         bars.set_label(side)
         pane.bar_label(bars, fmt="%.0f", fontsize=7)
         for bar in bars:
@@ -139,7 +153,11 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, help="test.jsonl")
     parser.add_argument("--limit", type=int, default=20, help="prompts of a task (20)")
     parser.add_argument("--only", nargs="+", default=[], help="tasks (all)")
-    parser.add_argument("--sides", nargs="+", choices=COLOURS, default=[*COLOURS], help="(all)")
+    names = ["outpace", *PROGRAMS]
+    parser.add_argument("--sides", nargs="+", choices=names, default=names, help="(all)")
+    parser.add_argument(
+        "--server", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"), help="server"
+    )
     parser.add_argument("--requests", type=int, default=1, help="requests at a time (1)")
     parser.add_argument("--quantize", help="bits of outpace (those of the file)")
     parser.add_argument("--png", type=Path, help="picture")
@@ -160,7 +178,7 @@ def run(options: argparse.Namespace) -> None:
     sides, rows = build_sides(llm, options), []
     for task in build_tasks(options):
         found = measure_task(sides, task, llm, options.rounds, options.requests)
-        show(task.name, found)
+        show(task.name, [{key: row[key] for key in row if key != "texts"} for row in found])
         rows += found
         for side in sides:
             side.answers, side.timings = [], []

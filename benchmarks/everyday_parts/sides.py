@@ -1,15 +1,23 @@
-"""Programs that answer the same prompts: outpace with several methods, and three others."""
+"""Programs that answer the same prompts: outpace with several methods, others, and servers."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
+import json
 import logging
+import shlex
+import socket
+import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -19,20 +27,22 @@ from harness import Timing, timed
 from outpace import LLM
 from outpace.methods import Autoregressive, Lookup, Method, Speculative
 
-CONTEXT = 4096
-"""Slots of a sequence in llama.cpp."""
+START_SECONDS = 300
+"""Seconds until a server must answer."""
 LOOKUP_TOKENS = 10
 """Tokens that the other programs copy at a time, their own default."""
-PROGRAMS = {"llama.cpp": "llama_cpp", "OpenVINO": "openvino_genai", "transformers": "transformers"}
+PROGRAMS = {"OpenVINO": "openvino_genai", "transformers": "transformers"}
 """Other programs, and their packages."""
 
 LOG = logging.getLogger(__name__)
+
+Encode = Callable[[str], list[int]]
 
 
 class Answerer(Protocol):
     """One program with one way of decoding."""
 
-    def answer(self, ids: list[int], task: Task) -> list[int]:
+    def answer(self, prompt: str, task: Task) -> list[int]:
         """Answer a prompt greedily; returns the token ids of the answer."""
 
 
@@ -43,11 +53,11 @@ class Outpace:
     llm: LLM
     method: Method
 
-    def answer(self, ids: list[int], task: Task) -> list[int]:
+    def answer(self, prompt: str, task: Task) -> list[int]:
         """Answer one request."""
-        return self.answer_together([ids], task)[0]
+        return self.answer_together([prompt], task)[0]
 
-    def answer_together(self, prompts: list[list[int]], task: Task) -> list[list[int]]:
+    def answer_together(self, prompts: list[str], task: Task) -> list[list[int]]:
         """Answer requests in one batch, under the schema of the task if it has one."""
         outputs = self.llm.generate(
             prompts,
@@ -59,44 +69,60 @@ class Outpace:
         return [output.ids for output in outputs]
 
 
-class LlamaCpp:
-    """llama.cpp through its Python package, plain or with prompt lookup."""
+class Server:
+    """A server with the chat endpoint of OpenAI, started by a command and left with its defaults.
 
-    def __init__(self, path: Path, threads: int, *, lookup: bool) -> None:
-        from llama_cpp import Llama, llama_model_get_vocab, llama_vocab_is_eog
-        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    Attributes:
+        url: address of the chat endpoint.
+    """
 
-        draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None
-        self.llama: Any = Llama(
-            str(path),
-            n_ctx=CONTEXT,
-            n_threads=threads,
-            n_threads_batch=threads,
-            draft_model=draft,
-            logits_all=lookup,
-            verbose=False,
-        )
-        self.ends_answer = partial(llama_vocab_is_eog, llama_model_get_vocab(self.llama.model))
+    def __init__(self, command: str, encode: Encode) -> None:
+        """Start `command`, in which `{port}` is the port; `OSError` if it ends or stays silent."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.encode, self.url = encode, f"http://127.0.0.1:{port}/v1/chat/completions"
+        words = shlex.split(command.replace("{port}", str(port)))
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(self.process.terminate)
+        end = time.monotonic() + START_SECONDS
+        while not self.is_ready(f"http://127.0.0.1:{port}/health"):
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise OSError(f"{command!r} did not start a server")
+            time.sleep(0.2)
 
-    def answer(self, ids: list[int], task: Task) -> list[int]:
-        """Answer one request, without a schema."""
-        self.llama.reset()
-        answer: list[int] = []
-        for token in self.llama.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
-            if self.ends_answer(token):
-                break
-            answer.append(int(token))
-            if len(answer) == task.max_tokens:
-                break
-        return answer
+    @staticmethod
+    def is_ready(url: str) -> bool:
+        """Whether the server answers."""
+        try:
+            with urlopen(url) as reply:
+                return bool(reply.status == HTTPStatus.OK)
+        except OSError:
+            return False
+
+    def answer(self, prompt: str, task: Task) -> list[int]:
+        """Answer one request, under the schema of the task if it has one."""
+        body: dict[str, Any] = {
+            "model": "default",
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": task.max_tokens,
+            "temperature": 0,
+        }
+        if task.schema is not None:
+            schema = {"name": task.name, "schema": task.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(self.url, json.dumps(body).encode(), headers)) as reply:
+            text: str = json.load(reply)["choices"][0]["message"]["content"]
+        return self.encode(text)
 
 
 class OpenVino:
     """OpenVINO GenAI, which reads GGUF files of Q4_0 and Q8_0, plain or with prompt lookup."""
 
-    def __init__(self, path: Path, threads: int, *, lookup: bool) -> None:
+    def __init__(self, path: Path, encode: Encode, threads: int, *, lookup: bool) -> None:
         import openvino_genai
 
+        self.encode = encode
         settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
         if lookup:
             settings["prompt_lookup"] = True
@@ -106,24 +132,26 @@ class OpenVino:
         if lookup:
             self.config.num_assistant_tokens, self.config.max_ngram_size = LOOKUP_TOKENS, 3
 
-    def answer(self, ids: list[int], task: Task) -> list[int]:
-        """Answer one request."""
+    def answer(self, prompt: str, task: Task) -> list[int]:
+        """Answer one request, without a schema."""
         import openvino as ov
 
         self.config.max_new_tokens = task.max_tokens
-        result = self.pipeline.generate(ov.Tensor(np.array([ids], dtype=np.int64)), self.config)
+        ids = np.array([self.encode(prompt)], dtype=np.int64)
+        result = self.pipeline.generate(ov.Tensor(ids), self.config)
         return [int(token) for token in result.tokens[0]]
 
 
 class Transformers:
     """transformers: plain, with prompt lookup, or assisted generation by a draft."""
 
-    def __init__(self, path: Path, eos: list[int], **assistance: Any) -> None:
-        self.model, self.eos, self.assistance = load_transformers(path), eos, assistance
+    def __init__(self, path: Path, encode: Encode, eos: list[int], **assistance: Any) -> None:
+        self.model, self.encode = load_transformers(path), encode
+        self.eos, self.assistance = eos, assistance
 
-    def answer(self, ids: list[int], task: Task) -> list[int]:
+    def answer(self, prompt: str, task: Task) -> list[int]:
         """Answer one request, without a schema."""
-        text = torch.tensor([ids])
+        text = torch.tensor([self.encode(prompt)])
         result = self.model.generate(
             text,
             attention_mask=torch.ones_like(text),
@@ -133,7 +161,7 @@ class Transformers:
             pad_token_id=self.eos[0],
             **self.assistance,
         )
-        answer: list[int] = result[0, len(ids) :].tolist()
+        answer: list[int] = result[0, text.shape[1] :].tolist()
         return answer[:-1] if answer[-1] in self.eos else answer
 
 
@@ -163,7 +191,12 @@ class Side:
         """Program and way, as tables show them."""
         return f"{self.program}, {self.way}"
 
-    def run(self, prompts: list[list[int]], task: Task) -> None:
+    @property
+    def obeys_schemas(self) -> bool:
+        """Whether a task with a schema can be given to it."""
+        return isinstance(self.answerer, Outpace | Server)
+
+    def run(self, prompts: list[str], task: Task) -> None:
         """Answer prompts, several of them in one batch, and keep the answers and the time."""
         match self.answerer, prompts:
             case Outpace() as ours, _:
@@ -174,7 +207,7 @@ class Side:
 
 
 def build_sides(llm: LLM, options: argparse.Namespace) -> list[Side]:
-    """Sides whose packages are installed, the first of them plain decoding here.
+    """Sides whose packages are installed, and servers; the first side is plain decoding here.
 
     Other programs answer one request at a time, and read files and folders only.
     """
@@ -188,39 +221,30 @@ def build_sides(llm: LLM, options: argparse.Namespace) -> list[Side]:
         for program in PROGRAMS:
             if program in options.sides:
                 sides += build_program(program, llm, options)
+    encode = partial(llm.text.encode_plain, begin=False)
+    for name, command in options.server:
+        program, _, way = name.partition(", ")
+        sides.append(Side(program, way or "server", Server(command, encode)))
     return sides
 
 
 def build_program(program: str, llm: LLM, options: argparse.Namespace) -> list[Side]:
     """Sides of another program; none if it is not installed or does not read the model."""
-    path, threads = Path(options.model), options.threads
+    path, encode = Path(options.model), llm.text.encode
     ways: dict[str, Callable[[], Answerer]]
-    match program:
-        case "llama.cpp":
-            ways = {
-                "plain": partial(LlamaCpp, path, threads, lookup=False),
-                "lookup": partial(LlamaCpp, path, threads, lookup=True),
-            }
-        case "OpenVINO":
-            ways = {
-                "plain": partial(OpenVino, path, threads, lookup=False),
-                "lookup": partial(OpenVino, path, threads, lookup=True),
-            }
-        case _:
-            build = partial(Transformers, path, sorted(llm.eos))
-            ways = {
-                "plain": build,
-                "lookup": partial(build, prompt_lookup_num_tokens=LOOKUP_TOKENS),
-            }
-            if options.draft is not None:
-                ways["draft"] = lambda: build(
-                    assistant_model=load_transformers(Path(options.draft))
-                )
+    if program == "OpenVINO":
+        build = partial(OpenVino, path, encode, options.threads)
+        ways = {"plain": partial(build, lookup=False), "lookup": partial(build, lookup=True)}
+    else:
+        make = partial(Transformers, path, encode, sorted(llm.eos))
+        ways = {"plain": make, "lookup": partial(make, prompt_lookup_num_tokens=LOOKUP_TOKENS)}
+        if options.draft is not None:
+            ways["draft"] = lambda: make(assistant_model=load_transformers(Path(options.draft)))
     if importlib.util.find_spec(PROGRAMS[program]) is None:
         LOG.warning("%s is not installed and is left out", PROGRAMS[program])
         return []
     try:
-        return [Side(program, way, make()) for way, make in ways.items()]
+        return [Side(program, way, load()) for way, load in ways.items()]
     except (RuntimeError, OSError, ValueError) as error:
         LOG.warning("%s does not read %s: %s", program, path, str(error).split("\n")[0])
         return []
