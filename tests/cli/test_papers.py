@@ -49,10 +49,12 @@ SMALL = {
 LINES = {
     "gsm8k": {"question": "1?", "answer": "#### 2"},
     "math500": {"problem": "1?", "solution": "2", "answer": "2"},
+    "mtbench": {"turns": ["1?"]},
 }
 TEMPLATE = "{{ messages[-1]['content'] }}{% if not enable_thinking %}<think>{% endif %}"
 FIGURES = (
     *("apd:table1", "apd:figure3", "apd:figure5", "d2f:tables", "d2f:llada", "d2f:tradeoff"),
+    *("apd:math", "apd:prose"),
     *("d2f:table3", "dflash:table1", "dflash:block", "wedlm:figure1", "wedlm:sight"),
 )
 
@@ -101,7 +103,8 @@ def test_a_figure_of_full_scale_ends_in_its_table(outpace, hub, tmp_path, monkey
     file = tmp_path / "test.jsonl"
     file.write_text((json.dumps(LINES[plan.task]) + "\n") * 8)
     words = ["reproduce", name, "--scale", "full", "--limit", 1, "--data", file, "--out", tmp_path]
-    words += ["--cache-gib", 0.1, "--max-length", 96 if name.startswith("apd") else 192]
+    is_short = figure.paper == "apd" and figure.name != "math"
+    words += ["--cache-gib", 0.1, "--max-length", 96 if is_short else 192]
     words += ["--shots", file] if plan.setting().shots else []
     status, out, err = outpace(*words)
     assert status == 0, err

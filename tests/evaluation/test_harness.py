@@ -173,11 +173,12 @@ def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("model", "kind", "more"),
+    ("model", "kind", "more", "draws"),
     [
-        ("tiny-ar", "generate_until", GENERATE),
-        ("tiny-ar", "multiple_choice", CHOOSE),
-        ("tiny-dream", "multiple_choice", CHOOSE),
+        ("tiny-ar", "generate_until", GENERATE, 4),
+        ("tiny-ar", "multiple_choice", CHOOSE, 4),
+        ("tiny-dream", "multiple_choice", CHOOSE, 4),
+        ("tiny-dream", "multiple_choice", CHOOSE, 0),
     ],
 )
 def test_custom_task(
@@ -187,13 +188,14 @@ def test_custom_task(
     model: str,
     kind: str,
     more: str,
+    draws: int,
 ) -> None:
     folder, out = additions(tmp_path, kind, more), tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
         main(
             [
                 *("evaluate", model, "--tasks", "additions", "--include", str(folder)),
-                *("--limit", "3", "--batch", "3", "--json", str(out), "--draws", "4"),
+                *("--limit", "3", "--batch", "3", "--json", str(out), "--draws", str(draws)),
             ]
         )
     printed = capsys.readouterr()

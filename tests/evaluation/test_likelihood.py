@@ -1,5 +1,6 @@
 """Log-likelihoods compared with sums over logits."""
 
+from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
@@ -8,8 +9,14 @@ import torch
 
 from helpers import whole
 from outpace import LLM
+from outpace.api.options import Options
 from outpace.checkpoints.load import load_model
-from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
+from outpace.evaluation.likelihood import (
+    CausalLikelihood,
+    LeftToRightLikelihood,
+    MonteCarloLikelihood,
+)
+from outpace.methods import Autoregressive, LeftToRight, Method
 from refusal import refuses
 
 TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
@@ -42,42 +49,68 @@ def test_causal_model(name: str) -> None:
         assert methods[number].found.logprob == pytest.approx(expected, abs=1e-3)
 
 
-def test_greedy_continuation_is_detected() -> None:
-    llm = LLM("tiny-ar")
-    prompt = llm.text.encode(TEXT)
-    (output,) = llm.generate([prompt], max_tokens=8, temperature=0)
+@pytest.mark.parametrize(
+    ("name", "method", "kind"),
+    [
+        ("tiny-ar", Autoregressive(), CausalLikelihood),
+        ("tiny-dream", LeftToRight(), LeftToRightLikelihood),
+    ],
+)
+def test_greedy_continuation_is_detected(name: str, method: Method, kind: Any) -> None:
+    llm = LLM(name)
+    prompt = llm.text.encode(f"{TEXT} How many bags does he have?")
+    (output,) = llm.generate([prompt], method=method, max_tokens=8, temperature=0)
     for text, greedy in ((output.ids, True), ([*output.ids[:-1], output.ids[-1] ^ 1], False)):
-        method = CausalLikelihood(known=len(prompt))
-        read(llm, method, [*prompt, *text])
-        assert method.found.greedy is greedy
+        likelihood = kind(known=len(prompt))
+        read(llm, likelihood, [*prompt, *text])
+        assert likelihood.found.greedy is greedy
 
 
 def test_empty_continuation_has_probability_one() -> None:
-    for name, kind in (("tiny-ar", CausalLikelihood), ("tiny-dream", MonteCarloLikelihood)):
+    for name, kind in (
+        ("tiny-ar", CausalLikelihood),
+        ("tiny-dream", MonteCarloLikelihood),
+        ("tiny-dream", LeftToRightLikelihood),
+    ):
         llm = LLM(name)
         ids = llm.text.encode(TEXT, raw=True)
         method = kind(known=len(ids))
         assert read(llm, method, ids) == 0 and method.found.greedy
 
 
-@pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
+def masked_logprobs(llm: LLM, ids: list[int], masked: Sequence[int]) -> list[float]:
+    mask = llm.config.mask_id
+    fed = [mask if slot in masked else token for slot, token in enumerate(ids)]
+    logits = whole(load_model(llm.name), fed, causal=False)[:, : llm.text.vocab_size].clone()
+    logits[:, mask] = -1e30
+    logprobs = logits.log_softmax(-1)
+    return [float(logprobs[slot - llm.config.shift, ids[slot]]) for slot in masked]
+
+
+diffusion = pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
+
+
+@diffusion
 def test_diffusion_model(name: str) -> None:
-    llm, model = LLM(name), load_model(name)
+    llm = LLM(name)
     ids = llm.text.encode(TEXT, raw=True)[:14]
-    known, mask = len(ids) - 3, llm.config.mask_id
-    method = MonteCarloLikelihood(known=known, draws=6)
-
-    def masked_logprob(slots: list[int]) -> float:
-        fed = [mask if slot in slots else token for slot, token in enumerate(ids)]
-        logits = whole(model, fed, causal=False)[:, : llm.text.vocab_size].clone()
-        logits[:, mask] = -1e30
-        logprobs = logits.log_softmax(-1)
-        return sum(float(logprobs[slot - llm.config.shift, ids[slot]]) for slot in slots)
-
+    method = MonteCarloLikelihood(known=len(ids) - 3, draws=6)
     masks = list(method.draw_masks(3))
     assert {len(slots) for slots in masks} == {1, 2, 3}
-    expected = mean(3 / len(slots) * masked_logprob(slots) for slots in masks)
+    expected = mean(3 / len(slots) * sum(masked_logprobs(llm, ids, slots)) for slots in masks)
     assert read(llm, method, ids) == pytest.approx(expected, abs=1e-3)
+
+
+@diffusion
+def test_left_to_right_likelihoods_equal_a_loop(name: str) -> None:
+    llm = LLM(name)
+    ids = llm.text.encode(TEXT, raw=True)
+    end = len(ids)
+    first = [masked_logprobs(llm, ids, range(slot, end))[0] for slot in range(end - 4, end)]
+    methods = [LeftToRightLikelihood(known=known) for known in range(end - 4, end)]
+    for number, _ in llm.serve(((ids, Options(method=m, max_tokens=1)) for m in methods), batch=4):
+        found = methods[number].found
+        assert found.logprob == pytest.approx(sum(first[number:]), abs=1e-3)
 
 
 def test_numbers_of_masks_are_spread_evenly() -> None:

@@ -54,7 +54,12 @@ class HarnessFlags:
     chat: Annotated[
         bool, Option("--chat", help="Apply the chat template to the prompts of --tasks.")
     ] = False
-    draws: Annotated[int, Option(help="Random masks per likelihood of a diffusion model.")] = 128
+    draws: Annotated[
+        int,
+        Option(
+            help="Random masks per likelihood of a diffusion model; 0: exact, from left to right."
+        ),
+    ] = 128
 
     def run_harness(
         self,

@@ -36,7 +36,7 @@ from outpace.benchmark.reproduce.memory import (
     group_entries,
 )
 from outpace.benchmark.reproduce.page import page
-from outpace.benchmark.reproduce.verdict import Verdict, judge, judge_texts, published
+from outpace.benchmark.reproduce.verdict import Verdict, holding, judge, judge_texts, published
 from outpace.benchmark.side import Side, SideFigures, check_rounds, summarise_sides
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import LOAD_FLAGS, LoadFlags
@@ -185,7 +185,11 @@ def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
     figure, plan = part.figure, part.plan
     lines = by_line(plan, found)
     verdicts = [
-        replace(judge(claim, lines), paper=published(figure, claim, plan.task))
+        replace(
+            judge(claim, lines),
+            paper=published(figure, claim, plan.task),
+            note=claim.note if part.scale == "mini" else "",
+        )
         for claim in figure.claims_at(part.scale)
     ]
     return [*verdicts, judge_texts(found)] if plan.is_lossless else verdicts
@@ -318,6 +322,6 @@ def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) 
     for name in ("claim", "here", "measured", "in the paper"):
         table.add_column(name, overflow="fold")
     for verdict in verdicts:
-        holds = "holds" if verdict.holds else "does not hold"
+        holds = holding(verdict.holds, verdict.note)
         table.add_row(verdict.claim, holds, verdict.finding, verdict.paper)
     console.print(table)

@@ -25,7 +25,11 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
-from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
+from outpace.evaluation.likelihood import (
+    CausalLikelihood,
+    LeftToRightLikelihood,
+    MonteCarloLikelihood,
+)
 from outpace.evaluation.samples import Samples, output_record, resume_samples
 
 RESULT_KEYS = ("results", "groups", "n-shot", "n-samples")
@@ -46,7 +50,8 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         batch_size: Number of concurrent requests.
         max_tokens: Token limit for tasks that do not set one.
         seed: Seed of all requests.
-        draws: Random maskings in LLaDA's likelihood estimate for diffusion models.
+        draws: Random maskings in LLaDA's likelihood estimate for diffusion models; 0 computes the
+            exact likelihood from left to right.
         temperature: Temperature in place of that of the tasks.
         top_p: Nucleus sampling threshold in place of that of the tasks.
         template: Variables of the chat template.
@@ -193,9 +198,13 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         for index, output in self.llm.serve((encoded[n] for n in todo), batch=self.batch):
             yield todo[index], output
 
-    def likelihood_method(self, known: int) -> CausalLikelihood | MonteCarloLikelihood:
+    def likelihood_method(
+        self, known: int
+    ) -> CausalLikelihood | LeftToRightLikelihood | MonteCarloLikelihood:
         if self.llm.config.kind in CAUSAL_KINDS:
             return CausalLikelihood(known=known)
+        if self.draws == 0:
+            return LeftToRightLikelihood(known=known)
         return MonteCarloLikelihood(known=known, draws=self.draws, seed=self.seed)
 
     def loglikelihood_rolling(

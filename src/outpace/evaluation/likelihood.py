@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Request
+from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Prediction, Request
 from outpace.decoding.scoring import GivenTokens, score_tokens
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -72,16 +72,7 @@ class MonteCarloLikelihood(Method):
         length = len(request.prompt) - self.known
         self.found.greedy = length == 0
         for masked in self.draw_masks(length) if length else ():
-            ids = list(request.prompt)
-            for slot in masked:
-                ids[slot] = request.target.mask_id
-            out = yield Forward(
-                ids=ids,
-                start=0,
-                pattern=FULL,
-                predict=masked,
-                read=GivenTokens(tokens=[request.prompt[slot] for slot in masked]),
-            )
+            out = yield from score_masked(request, masked, masked)
             weight = length / len(masked) / self.draws
             self.found.logprob += weight * float(sum(out.logprobs or ()))
         request.commit([0])
@@ -93,3 +84,47 @@ class MonteCarloLikelihood(Method):
         for draw in range(self.draws):
             count = (first - 1 + draw * length // self.draws) % length + 1
             yield [self.known + slot for slot in sorted(random.sample(range(length), count))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftToRightLikelihood(Method):
+    """Exact log p of the tokens after the first `known` ones, decoded from left to right.
+
+    The autoregressive law of a masked diffusion model (Israel et al., 2025, equation 4): each token
+    is predicted from those before it, with masks in its place and in those after it, in one forward
+    of the whole text per token.
+    """
+
+    target_kinds = (Kind.DIFFUSION,)
+
+    known: int
+    found: LikelihoodResult = field(default_factory=LikelihoodResult)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(known=self.known)
+
+    def decode(self, request: Request) -> Decoding:
+        """Feed the text with fewer and fewer masks, and read the first of them."""
+        for slot in range(self.known, len(request.prompt)):
+            out = yield from score_masked(request, range(slot, len(request.prompt)), [slot])
+            self.found.logprob += float(sum(out.logprobs or ()))
+            self.found.greedy &= out.tokens == [request.prompt[slot]]
+        request.commit([0])
+
+
+def score_masked(
+    request: Request, masked: Sequence[int], slots: Sequence[int]
+) -> Generator[Forward, Prediction, Prediction]:
+    """Feed the prompt with masked slots; return the prediction of its tokens in `slots`."""
+    ids = list(request.prompt)
+    for slot in masked:
+        ids[slot] = request.target.mask_id
+    out = yield Forward(
+        ids=ids,
+        start=0,
+        pattern=FULL,
+        predict=slots,
+        read=GivenTokens(tokens=[request.prompt[slot] for slot in slots]),
+    )
+    return out

@@ -122,13 +122,14 @@ def test_a_claim_names_each_published_point_alone() -> None:
 
 def test_lines_have_the_settings_of_their_paper() -> None:
     (pareto,) = find("apd:figure5")[0].scales["full"]
-    fixed, adaptive, large, small = pareto.entries
+    fixed, *adaptive, small, large = pareto.entries
     published = [find_setting("gsm8k", f"apd:ratio-{r}").build_method() for r in (0.6, 0.7)]
-    assert [entry.method for entry in adaptive] == published and not fixed[0].protocol
-    assert adaptive[0].setting == "ratio=0.6 window=32 lookahead=200" != adaptive[1].setting
-    assert adaptive[0].line == adaptive[1].line and "ratio" not in adaptive[0].line
-    assert [entry.protocol for entry in (*large, *small)] == ["apd:qwen-7b", "apd:qwen-0.5b"]
+    assert [entry.method for (entry,) in adaptive] == published and not fixed[0].protocol
+    assert [entry.protocol for entry in (*small, *large)] == ["apd:qwen-0.5b", "apd:qwen-7b"]
     assert pareto.longest == 16384
+    swept = find("d2f:table3")[0].scales["full"][0].entries[0]
+    assert swept[0].setting == "activate=0.95 confidence=0.95" != swept[1].setting
+    assert swept[0].line == swept[1].line and "confidence" not in swept[0].line
 
 
 def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) -> Claim:

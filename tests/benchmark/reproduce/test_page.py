@@ -50,11 +50,14 @@ def write(folder: Path, name: str, **change: Any) -> None:
 
 def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
     write(tmp_path, "wedlm-entropy-mini")
-    write(tmp_path, "apd-figure3-mini")
+    noted = [{**CLAIM, "holds": holds, "note": "a reason"} for holds in (True, False)]
+    write(tmp_path, "apd-figure3-mini", claims=noted)
     (tmp_path / "other.json").write_text("{")
     text = page(tmp_path)
     assert text.index("| apd:figure3 | mini | 1 of 2 | 3.0 |") < text.index("| wedlm:entropy |")
     assert "| faster | holds | 1 → 2 | 10 → 20 |" in text
+    assert "| faster | **holds for another reason: a reason** | 1 → 2 | 10 → 20 |" in text
+    assert text.count("a reason") == 1
     assert "| faster | **does not hold** | 1 → 2 | – |" in text
     assert "| tiny-ar autoregressive | 99.0 %, 94.5–99.8 | 0.98 | 1.00 | 500 |  |" in text
     assert "| tiny-ar autoregressive a=1 | – | 0.98 ± 0.01 | 1.00 | 500 | 2.00 × |" in text

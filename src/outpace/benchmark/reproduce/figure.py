@@ -39,6 +39,7 @@ class Claim:
         points: the fields that identify the published points, first to last or other to this
             line; empty where the paper gives no numbers.
         scales: the scales that have its lines.
+        note: a reason that the paper does not have, if the claim holds in miniature for one.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Claim:
     than: int | None = None
     points: Sequence[Published] = ()
     scales: Sequence[str] = SCALES
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.benchmark.reproduce.figure import PAPERS, SCALES, figures
+from outpace.benchmark.reproduce.verdict import holding
 from outpace.evaluation.compare import result_title
 
 Written = Mapping[str, Any]
@@ -69,7 +70,8 @@ def section(written: Written) -> str:
 
 
 def claimed(claim: Mapping[str, Any]) -> list[str]:
-    holds = "holds" if claim["holds"] else "**does not hold**"
+    holds = holding(claim["holds"], claim.get("note", ""))
+    holds = holds if holds == "holds" else f"**{holds}**"
     return [claim["claim"], holds, claim["finding"], claim["paper"] or "–"]
 
 

@@ -24,12 +24,23 @@ Lines = Sequence[Sequence[ResultRecord]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a claim holds, with its figures here and in the paper."""
+    """Whether a claim holds, with its figures here and in the paper.
+
+    `note` is the reason why it holds, if the paper has another one.
+    """
 
     claim: str
     holds: bool
     finding: str
     paper: str = ""
+    note: str = ""
+
+
+def holding(holds: bool, note: str) -> str:
+    """Return whether a claim holds, in words."""
+    if not holds:
+        return "does not hold"
+    return f"holds for another reason: {note}" if note else "holds"
 
 
 def judge(claim: Claim, lines: Lines) -> Verdict:
@@ -107,8 +118,9 @@ def unbeaten(
     claim_text: str, mine: Sequence[ResultRecord], other: Sequence[ResultRecord], key: str
 ) -> Verdict:
     """Judge whether no setting of the other line is as accurate and fast as one of this."""
-    beaten = [f"{m['setting']} by {o['setting']}" for m in mine for o in other if beats(o, m, key)]
-    finding = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
+    pairs = [(m, o) for m in mine for o in other if beats(o, m, key)]
+    beaten = [" by ".join(each["setting"] or each["line"] for each in pair) for pair in pairs]
+    finding = f"none of {len(mine)} beaten" if not beaten else f"beaten: {', '.join(beaten)}"
     return Verdict(claim_text, not beaten, finding)
 
 
