@@ -140,7 +140,6 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": False},
         {"sliding_window": 0},
         {"sliding_window": None},
-        {"target_layer_ids": [], "dflash_config": {"target_layer_ids": [], "mask_token_id": 9}},
         {"block_size": 8},
         {"mask_token_id": 1},
         {"target_layer_ids": [1]},

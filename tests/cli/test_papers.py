@@ -26,7 +26,9 @@ OTHERS = {
     "WeDLM-8B-Instruct": "WeDLM-8B",
     "SDAR-8B-Chat": "SDAR-4B-Chat",
     "Qwen3-8B_eagle3": "Kimi-K25-eagle3",
+    "Llama-3.1-8B-Instruct-speculator.eagle3": "Kimi-K25-eagle3",
     "Qwen3-4B-DFlash-b16": "Qwen3-8B-DFlash-b16",
+    "LLaMA3.1-8B-Instruct-DFlash-UltraChat": "Qwen3-8B-DFlash-b16",
 }
 """Published configurations that differ in sizes or tokens alone."""
 ADAPTERS = {
@@ -55,7 +57,8 @@ TEMPLATE = "{{ messages[-1]['content'] }}{% if not enable_thinking %}<think>{% e
 FIGURES = (
     *("apd:table1", "apd:figure3", "apd:figure5", "d2f:tables", "d2f:llada", "d2f:tradeoff"),
     *("apd:math", "apd:prose"),
-    *("d2f:table3", "dflash:table1", "dflash:block", "wedlm:figure1", "wedlm:sight"),
+    *("d2f:table3", "dflash:table1", "dflash:llama-sampled", "dflash:thinking", "dflash:block"),
+    *("wedlm:figure1", "wedlm:sight"),
 )
 
 

@@ -122,7 +122,7 @@ def test_models_that_do_not_fit_together_are_measured_in_turn(outpace, tmp_path,
 @pytest.mark.nightly
 def test_models_that_nobody_ships_are_trained_first(outpace, refused, tmp_path, monkeypatch):
     table = tmp_path / "trained.toml"
-    names = ("draft", "draft-1-layer", "draft-3-layers", "draft-first-feature", "draft-1-feature")
+    names = ("draft", "draft-1-layer", "draft-3-layers", "draft-no-features", "draft-1-feature")
     words = "tiny-dflash data.path=story:train data.plain=true steps=2 batch=2 anchors=2"
     table.write_text("".join(f'{name} = "{words}"\n' for name in names))
     monkeypatch.setattr(figure, "TABLE", table)

@@ -18,7 +18,7 @@ FIGURES = {
     *("speedup", "acceptance_length"),
 }
 PLACES = {"place", "method"}
-OPTIONS = {"tokens", "lookahead", "window", "ratio", "activate", "confidence", "add"} | {
+OPTIONS = {"batch", "tokens", "lookahead", "window", "ratio", "activate", "confidence", "add"} | {
     "entropy",
     "penalty",
     "block",

@@ -1,6 +1,8 @@
 """Every method gives the tokens of its naive loop, for many of its options."""
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +52,7 @@ from outpace.methods import (
 from outpace.methods.apd import Coupling
 from outpace.methods.copies import DRAFT_MATCH
 from outpace.methods.fast_dllm import CacheMode
+from outpace.models.config import EMBEDDINGS
 
 CAUSAL = causal_model(seed=1)
 MASKED = masked_model(seed=3)
@@ -60,7 +63,10 @@ FULL = {"diffusion": DIFFUSION, "unshifted": UNSHIFTED}
 BLOCKS = {"blocks": block_model(seed=1), "shifted blocks": block_model(seed=2, shift=1)}
 PADDED, SMALL_VERIFIER = diffusion_model(seed=1), causal_model(seed=1, vocab_size=VOCAB - 2)
 TARGET, FEATURES = trained_pair()
-ADDED = adding_draft(FEATURES)
+ADDED, EMBEDDED = adding_draft(FEATURES), copy(FEATURES)
+EMBEDDED.config = replace(
+    FEATURES.config, feature_layers=(EMBEDDINGS,) * len(FEATURES.config.feature_layers)
+)
 DEEP, STATES = extended_pair()
 NEAR = causal_model(seed=1)
 NEAR.norm.weight.add_(torch.randn(32, generator=torch.Generator().manual_seed(0)))
@@ -88,6 +94,7 @@ def engine() -> Engine:
         ("target", TARGET),
         ("features", FEATURES),
         ("added", ADDED),
+        ("embedded", EMBEDDED),
         *BLOCKS.items(),
         ("deep", DEEP),
         ("states", STATES),
@@ -341,9 +348,12 @@ def test_speculative(
 
 @prompts
 @pytest.mark.parametrize("block", [1, 2, 4, 5])
-@pytest.mark.parametrize("draft", ["features", "added"])
-def test_dflash(engine: Engine, prompt: list[int], draft: str, block: int) -> None:
-    plain, model = (naive.dflash, FEATURES) if draft == "features" else (naive.adding, ADDED)
+@pytest.mark.parametrize(
+    ("plain", "draft"),
+    [(naive.dflash, "features"), (naive.dflash, "embedded"), (naive.adding, "added")],
+)
+def test_dflash(engine: Engine, prompt: list[int], plain: Callable, draft: str, block: int) -> None:
+    model = {"features": FEATURES, "embedded": EMBEDDED, "added": ADDED}[draft]
     loop = partial(plain, TARGET, model, prompt, TOKENS, block=block)
     method = DFlash(draft="", block=block, tokens=TOKENS)
     check_verified(engine, method, {"target": "target", "draft": draft}, prompt, loop)

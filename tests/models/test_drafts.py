@@ -25,7 +25,7 @@ from helpers import (
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import Kind
 from outpace.models.attention import Attend
-from outpace.models.config import AttentionWindow
+from outpace.models.config import EMBEDDINGS, AttentionWindow
 from outpace.models.draft import DFlashDraft
 from outpace.models.extending import build_draft_model, default_feature_layers
 
@@ -171,6 +171,8 @@ def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int,
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
     found = translate_config(dflash_fields(**fields, dflash_config={"mask_token_id": 23}))
     assert found.feature_layers == expected
+    empty = dflash_fields(**fields, dflash_config={**NESTED, "target_layer_ids": []})
+    assert translate_config(empty).feature_layers == (EMBEDDINGS,)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,6 @@ def test_other_kinds_of_drafts_are_refused(
         (published_eagle(hidden_size=48, num_attention_heads=6), {}, "48"),
         (published_eagle(vocab_size=30), {}, "30"),
         (published_eagle(eagle_config={LISTED: [0, 2]}), {}, "layer 2"),
-        (published_eagle(**{"eagle_config": None, LISTED: [0, 1]}), {}, "layer -1"),
         (published_eagle(eagle_config=None), {"num_hidden_layers": 6}, LISTED),
     ],
 )

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from helpers import adding_draft
 from helpers import dense as dense_attention
 from outpace.checkpoints.load import load_draft, load_model
-from outpace.models.config import AttentionWindow
+from outpace.models.config import EMBEDDINGS, AttentionWindow
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash
@@ -193,16 +193,23 @@ def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
 
 
 NARROW = AttentionWindow(window=3, causal=True), AttentionWindow()
+WITHOUT = EMBEDDINGS, EMBEDDINGS
 
 
 @pytest.mark.parametrize(
-    "options", [{"dpace": True}, {"divergence": True}, {"features": False}, {"windows": NARROW}]
+    ("options", "fields"),
+    [
+        ({"dpace": True}, {}),
+        ({"divergence": True}, {}),
+        ({}, {"feature_layers": WITHOUT}),
+        ({}, {"windows": NARROW}),
+    ],
 )
-def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) -> None:
-    windows = options.pop("windows", None)
+def test_options_hold_for_a_draft_that_adds_features(
+    options: dict[str, Any], fields: dict[str, Any]
+) -> None:
     plain, other = Adding("pair_a"), Adding("pair_a", **options)
-    if windows:
-        other.draft.config = replace(other.draft.config, windows=windows)
+    other.draft.config = replace(other.draft.config, **fields)
     loss = other.loss()[0].total
     loss.backward()
     assert loss.isfinite() and loss.item() != plain.loss()[0].total.item()
@@ -293,7 +300,8 @@ def test_divergence_is_that_of_the_target() -> None:
 
 
 def test_without_features_the_draft_reads_tokens_only() -> None:
-    with_features, without = Pair("pair_a"), Pair("pair_a", features=False)
+    with_features, without = Pair("pair_a"), Pair("pair_a")
+    without.draft.config = replace(without.draft.config, feature_layers=WITHOUT)
     before = [pair.loss()[0].total.item() for pair in (with_features, without)]
     for pair in (with_features, without):
         with torch.no_grad():

@@ -220,7 +220,7 @@ def test_every_row_of_a_block_predicts_the_slot_after_it() -> None:
     assert labels == list(range(3, 20))
 
 
-@pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
+@pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}])
 def test_other_options_hold(options: dict[str, Any]) -> None:
     plain, other = Pair(), Pair(**options)
     loss = other.loss().total

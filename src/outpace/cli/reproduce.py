@@ -138,11 +138,11 @@ def reproduce(
 
 
 def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
-    """Set the numbers of problems and rounds; by default at most one round per problem."""
+    """Set the numbers of problems and rounds; by default, each round fills the largest batch."""
     check_at_least_one(limit=limit, rounds=rounds)
     problems = limit or plan.limit
     minutes = None if plan.minutes is None else plan.minutes * problems / plan.limit
-    most = rounds or min(plan.rounds, problems)
+    most = rounds or max(min(plan.rounds, problems // max(plan.batch)), 1)
     return replace(plan, limit=problems, rounds=most, minutes=minutes)
 
 
@@ -150,7 +150,7 @@ def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: 
     """Load the questions of a part; `ValueError` for an invalid file, or too few questions."""
     asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=file, shots=shots)
     questions = asking.load_questions(plan.limit)
-    check_rounds(len(questions), plan.rounds, plan.batch)
+    check_rounds(len(questions), plan.rounds, max(plan.batch))
     return Part(figure=figure, scale=scale, plan=plan, asking=asking, questions=questions)
 
 
@@ -272,7 +272,7 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
     """
     plan, entries, samples = part.plan, part.plan.every, out / "samples" / part.name
     most = None if plan.max_tokens is None else str(plan.max_tokens)
-    loads = LoadGrid(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
+    loads = LoadGrid(max_tokens=most, temperature=plan.temperature)
     paths = made_in(out / "trained", needed(entries))
     caching = loading.with_values(cache_gib=loading.cache_gib or CACHE_GIB)
     sides: list[Side] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -182,7 +182,7 @@ def build_sides(
             yield Side(
                 entry=entry,
                 llm=llm,
-                load=load,
+                load=load if entry.batch is None else replace(load, batch=entry.batch),
                 questions=prompts,
                 options=resolve_options(llm, own, prompts, request | Options(method=each.method)),
                 task="" if length else setting.task,

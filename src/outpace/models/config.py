@@ -177,6 +177,10 @@ class ExpertGroups:
     scale: float
 
 
+EMBEDDINGS = -1
+"""Number of the embeddings among the layers of a target that a draft reads."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
@@ -219,7 +223,8 @@ class ModelConfig:
         dense_layers: number of first layers with an MLP in place of experts.
         dense_mlp: width of the MLP in place of experts, or beside them.
         feature_layers: layers of a target whose outputs a draft reads, concatenated in this
-            order; it borrows the target's embedding and head.
+            order, `EMBEDDINGS` for the first one's input; it borrows the target's embedding and
+            head.
         draft_vocab: vocabulary size of a draft with a separate head; 0 for the target's head.
         own_embedding: whether a draft has a separate embedding.
         copies_tables: whether a draft's embedding and head are copies of its target's, which are

@@ -200,7 +200,7 @@ def check_draft_pair(draft: ModelConfig, target: ModelConfig) -> None:
                 f"the draft was trained for another target: its {what} is {ours}, "
                 f"the target's is {theirs}"
             )
-    if bad := [layer for layer in draft.feature_layers if not 0 <= layer < target.layers]:
+    if bad := [layer for layer in draft.feature_layers if layer >= target.layers]:
         raise ValueError(
             f"the draft reads layer {bad[0]} of its target, which has {target.layers} layers, "
             f"0 to {target.layers - 1}"

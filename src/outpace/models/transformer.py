@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.attention import Attend, Attention, rotary_tables
-from outpace.models.config import ModelConfig
+from outpace.models.config import EMBEDDINGS, ModelConfig
 from outpace.models.experts import build_feed_forward
 from outpace.models.gated_delta import GatedDelta
 from outpace.models.norm import build_norm
@@ -256,7 +256,7 @@ class Stack(nn.Module, ABC):
             positions: rotary positions, `i64[T]`.
             attend: attention; it receives the keys of the context before those of the rows, as
                 `q [T, H, D]` and `k, v [C + T, K, D]`.
-            layers: layers whose outputs to return.
+            layers: layers whose outputs to return, `EMBEDDINGS` for their input.
             wanted: rows to return, `i64[R]`; the last block computes only keys and values of
                 the others.
             context: features of a draft that become keys and values only, with their positions.
@@ -271,7 +271,7 @@ class Stack(nn.Module, ABC):
         if context is not None:
             fused, positions = self.fuse_features(context[0]), torch.cat((context[1], positions))
         cos, sin = self.rotary_angles(positions, x.dtype)
-        captured: dict[int, Tensor] = {}
+        captured = {EMBEDDINGS: x} if EMBEDDINGS in layers else {}
         *blocks, last = self.blocks
         *inputs, last_input = self.layer_inputs(ids, x)
         for layer, block in enumerate(blocks):

@@ -1,6 +1,7 @@
 """Figures of papers as data, and whether results look like them."""
 
 import tomllib
+from dataclasses import replace
 from itertools import product
 from shlex import split
 from typing import Any
@@ -106,6 +107,14 @@ def test_a_given_model_takes_its_path_in_every_line() -> None:
         plan.with_models({"target": "a", "dflash": "b"})
 
 
+def test_a_line_is_measured_with_several_requests_at_a_time() -> None:
+    (plan,) = find("dflash:concurrency")[0].scales["mini"]
+    assert [[entry.batch for entry in line] for line in plan.entries] == [[1, 4, 16, 32]] * 4
+    assert len({entry.name for entry in plan.every}) == 16
+    with pytest.raises(ValueError, match="batch"):
+        _ = replace(plan, lines=[{**plan.lines[1], "tokens": [3, 7]}]).entries
+
+
 def test_a_claim_names_each_published_point_alone() -> None:
     (figure,) = find("apd:figure2")
     for point in ({"tokens": 9}, {"tokens": 2}):  # no point has nine tokens, two have two
@@ -168,6 +177,13 @@ def test_a_line_is_compared_with_another_at_each_setting() -> None:
     assert not judge(claim("lower", than=2), [mine, other]).holds
     other[1] = result("a=2", 90, 30)
     assert not judge(claim("higher", than=2), [mine, other]).holds
+    assert judge(replace(claim("higher", than=2), at="a=1"), [mine, other]).holds
+
+
+def test_a_gain_is_the_speed_over_the_first_line() -> None:
+    line = [{**result(f"a={n}", 90, 10, n), "faster": {"ratio": 4 - n}} for n in (1, 2)]
+    assert judge(claim("falls", "gain"), [line]).holds
+    assert not judge(claim("rises", "gain"), [line]).holds
 
 
 def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:

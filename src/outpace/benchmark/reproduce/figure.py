@@ -34,10 +34,12 @@ class Claim:
         line: number of the line, counted from 1.
         trend: `rises` or `falls` from its first setting to its last; `higher` or `lower` than
             another line at each setting; `unbeaten` by another line, in accuracy and speed.
-        key: the figure of a result that is compared; `speed` is tokens per second.
+        key: the figure of a result that is compared; `speed` is tokens per second, `gain` the
+            speed relative to the first line.
         than: number of the other line.
         points: the fields that identify the published points, first to last or other to this
             line; empty where the paper gives no numbers.
+        at: the only setting that is compared with another line; all if empty.
         scales: the scales that have its lines.
         note: a reason that the paper does not have, if the claim holds in miniature for one.
     """
@@ -48,6 +50,7 @@ class Claim:
     key: str = "tokens_per_forward"
     than: int | None = None
     points: Sequence[Published] = ()
+    at: str = ""
     scales: Sequence[str] = SCALES
     note: str = ""
 
@@ -61,6 +64,7 @@ class Scale:
             swept, as `together` the values of options that are swept together, as `protocol` one
             of other lengths and sampling, and as `paper` the fields that identify the published
             point beside them.
+        batch: numbers of concurrent requests; each line is measured at all of them.
         data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
         minutes: measured minutes of CPU time, for the expected time.
@@ -71,7 +75,7 @@ class Scale:
     protocol: str = "plain"
     limit: int = 100
     rounds: int = 10
-    batch: int = 1
+    batch: Sequence[int] = (1,)
     max_tokens: int | None = None
     temperature: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +88,7 @@ class Scale:
     @cached_property
     def entries(self) -> list[list[MethodEntry]]:
         """The entries of each line."""
-        return [list(line_of(line)) for line in self.lines]
+        return [sweep_batches(list(line_of(line)), self.batch) for line in self.lines]
 
     @property
     def every(self) -> list[MethodEntry]:
@@ -126,13 +130,22 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     options.pop("paper", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
     entries = [
-        replace(entry, protocol=protocol)
+        replace(entry, line=" ".join(filter(None, (entry.line, protocol))), protocol=protocol)
         for entry in expand_entries(model, method, values, adapter)
     ]
     if not together:
         yield from entries
     for entry in entries if together else ():
         yield from sweep_together(entry, method, options, together)
+
+
+def sweep_batches(line: Sequence[MethodEntry], batches: Sequence[int]) -> list[MethodEntry]:
+    """Return the entries of a line at each number of concurrent requests."""
+    if len(batches) == 1:
+        return [replace(entry, batch=batches[0]) for entry in line]
+    if len(line) > 1:
+        raise ValueError(f"batch: {line[0].line} sweeps an option, so its scale has one batch")
+    return [replace(line[0], batch=batch, setting=f"batch={batch}") for batch in batches]
 
 
 def sweep_together(

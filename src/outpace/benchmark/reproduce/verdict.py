@@ -16,7 +16,11 @@ from outpace.evaluation.compare import (
 CHANGE = 0.05
 """Share by which a figure without an interval must change to count as changed."""
 
-NAMES = {"tokens_per_answer": ("answer_tokens",), "speed": ("tokens_per_second", "speedup")}
+NAMES = {
+    "tokens_per_answer": ("answer_tokens",),
+    "speed": ("tokens_per_second", "speedup"),
+    "gain": ("speedup",),
+}
 """Names of a figure of a result in published points, if they differ."""
 
 Lines = Sequence[Sequence[ResultRecord]]
@@ -45,6 +49,8 @@ def holding(holds: bool, note: str) -> str:
 
 def judge(claim: Claim, lines: Lines) -> Verdict:
     """Judge a claim by one or two lines of results."""
+    if claim.at:
+        lines = [[each for each in line if each["setting"] == claim.at] for line in lines]
     mine = lines[claim.line - 1]
     key = speed_of(mine[0]) if claim.key == "speed" else claim.key
     if claim.than is None:
@@ -66,7 +72,7 @@ def at(setting: str) -> str:
 
 def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) -> tuple[bool, str]:
     """Return whether a figure rose (or fell) by more than chance, and its change in words."""
-    a, b = before[key] or 0.0, after[key] or 0.0
+    a, b = figure_of(before, key), figure_of(after, key)
     # Seconds have no interval by the questions that two runs share.
     difference = None if "second" in key else bootstrap_differences(before, after).get(key)
     if difference is not None:
@@ -74,6 +80,11 @@ def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) ->
         return beyond(difference, up=up), finding
     moved = b > a * (1 + CHANGE) if up else b < a * (1 - CHANGE)
     return moved, f"{shown(a, key)} → {shown(b, key)}"
+
+
+def figure_of(result: ResultRecord, key: str) -> float:
+    """Return a figure of a result; its gain is the speed relative to the first line."""
+    return (result["faster"]["ratio"] if key == "gain" else result[key]) or 0.0
 
 
 def beyond(difference: Difference, *, up: bool) -> bool:

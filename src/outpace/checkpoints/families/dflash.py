@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 from outpace.checkpoints.families.attention_windows import ATTENTION_WINDOWS, FULL_WINDOWS
 from outpace.checkpoints.families.family import (
@@ -32,13 +33,20 @@ from outpace.checkpoints.fields import (
     some_indices,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import BlockConvolution, ChainHeads
+from outpace.models.config import EMBEDDINGS, BlockConvolution, ChainHeads
 
 DFLASH_CONFIG, NESTED_FIELDS = (
     "dflash_config",
     ("block_size", "causal", "mask_token_id", "target_layer_ids"),
 )
-TARGET_LAYER_IDS = field("target_layer_ids", some_indices, None)
+
+
+def parse_layers(value: Any) -> tuple[int, ...]:
+    """Parse indices of target layers; an empty list is the embeddings alone."""
+    return indices(value) or (EMBEDDINGS,)
+
+
+TARGET_LAYER_IDS = field("target_layer_ids", parse_layers, None)
 AUX_LAYER_IDS = field("eagle_aux_hidden_state_layer_ids", indices, None)
 NUM_TARGET_LAYERS = field("num_target_layers", few)
 

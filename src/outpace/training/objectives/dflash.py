@@ -120,7 +120,6 @@ class DFlash(Objective):
         total_variation: share of the L1 distance from the target's distribution in the loss, in
             place of the cross-entropy; 0.9 for a draft with heads, 0 for others.
         confidence: weight of the cross-entropy of the confidence head; 1 for a draft with one.
-        features: whether the draft's context is hidden states; otherwise token embeddings.
         block: length of a block including its first token; set by the draft.
         mask_id: the mask token; set by the draft.
         length: maximum positions of the draft; set by it.
@@ -138,7 +137,6 @@ class DFlash(Objective):
     divergence: bool = False
     total_variation: Fraction | None = None
     confidence: Weight | None = None
-    features: bool = True
     block: Count | None = None
     mask_id: TokenId | None = None
     length: Count | None = None
@@ -302,7 +300,9 @@ class DFlash(Objective):
         block = block.to(rows.ids.device)
         places, positions = rows.positions[~block], rows.positions[block]
         text = replace(rows, ids=rows.ids[~block], positions=places, ranges=inner)
-        features, context = self.target_features(draft, target, text)
+        features, context = self.feature_spec(draft.config).read_states(
+            target, text.ids, places, inner, text.features
+        )
         attend = block_attention(draft.config, ranges, len(places), positions.device)
         if isinstance(draft, DFlashFusedDraft):
             attend = stack_attention(
@@ -328,23 +328,9 @@ class DFlash(Objective):
         alive = chance.cumprod(1) * scored
         return (alive.flip(1).cumsum(1).flip(1) * scored).flatten()
 
-    @torch.no_grad()
-    def target_features(
-        self, draft: BlockDraft, target: Transformer, text: Rows
-    ) -> tuple[Tensor, Tensor]:
-        """Return the draft's features of the context rows, and the target's last states."""
-        reading = FeatureSpec(draft.config.feature_layers, self.reads_target)
-        if self.features:
-            return reading.read_states(target, text.ids, text.positions, text.ranges, text.features)
-        tokens = target.embedding(text.ids)
-        last = tokens
-        if self.reads_target:
-            _, last = reading.read_states(target, text.ids, text.positions, text.ranges)
-        return tokens.repeat(1, len(reading.layers)), last
-
-    def feature_spec(self, config: ModelConfig) -> FeatureSpec | None:
-        """Return the states of the draft's feature layers, if used, and of the target's head."""
-        return FeatureSpec(config.feature_layers, self.reads_target) if self.features else None
+    def feature_spec(self, config: ModelConfig) -> FeatureSpec:
+        """Return the states of the draft's feature layers, and of the target's head if read."""
+        return FeatureSpec(config.feature_layers, self.reads_target)
 
 
 def adding_draft_states(
