@@ -24,7 +24,6 @@ OTHERS = {
     "Qwen3-4B": "Qwen3-8B",
     "Meta-Llama-3-8B-Instruct": "Meta-Llama-3-8B",
     "WeDLM-8B-Instruct": "WeDLM-8B",
-    "SDAR-8B-Chat": "SDAR-4B-Chat",
     "Qwen3-8B_eagle3": "Kimi-K25-eagle3",
     "Qwen3-4B-DFlash-b16": "Qwen3-8B-DFlash-b16",
 }
@@ -53,7 +52,7 @@ LINES = {
 TEMPLATE = "{{ messages[-1]['content'] }}{% if not enable_thinking %}<think>{% endif %}"
 FIGURES = (
     *("apd:table1", "apd:figure3", "apd:figure5", "d2f:tables", "d2f:llada", "d2f:tradeoff"),
-    *("d2f:table3", "dflash:table1", "dflash:block", "wedlm:figure1", "wedlm:sight"),
+    *("d2f:table3", "dflash:table1", "dflash:block", "wedlm:figure1"),
 )
 
 
@@ -62,7 +61,7 @@ def small_config(name: str) -> Any:
     small = {key: SMALL.get(key, value) for key, value in fields.items()}
     if "num_hidden_layers" in fields:
         small["num_hidden_layers"] = min(3, fields["num_hidden_layers"])
-    if name.startswith(("WeDLM", "SDAR")):
+    if name.startswith("WeDLM"):
         small["mask_token_id"] = 1021  # that of the family is outside this vocabulary
     return translate_config(small)
 
