@@ -20,6 +20,7 @@ class MethodEntry:
         setting: the swept option and its value; empty if none is swept.
         adapter: adapter that is merged into the model.
         protocol: protocol of its lengths and sampling, if not that of the prompts.
+        task: task of its prompts, one without a file, if not that of the other entries.
     """
 
     model: str
@@ -28,6 +29,7 @@ class MethodEntry:
     setting: str = ""
     adapter: str | None = None
     protocol: str | None = None
+    task: str | None = None
 
     @property
     def name(self) -> str:
