@@ -47,11 +47,13 @@ SMALL = {
 }
 LINES = {
     "gsm8k": {"question": "1?", "answer": "#### 2"},
+    "mbpp": {"text": "1?", "code": "def f(): ...", "test_list": ["assert not f()"]},
     "math500": {"problem": "1?", "solution": "2", "answer": "2"},
 }
 TEMPLATE = "{{ messages[-1]['content'] }}{% if not enable_thinking %}<think>{% endif %}"
 FIGURES = (
     *("apd:table1", "apd:figure3", "apd:figure5", "d2f:tables", "d2f:llada", "d2f:tradeoff"),
+    *("d2f:tables-mbpp", "d2f:tradeoff-mbpp"),
     *("d2f:table3", "dflash:table1", "dflash:block", "wedlm:figure1"),
 )
 
