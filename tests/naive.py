@@ -13,6 +13,7 @@ from helpers import dense, whole
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
+from runs import attend_where
 
 
 def autoregressive(
@@ -737,9 +738,11 @@ def fast_dllm(
 
 
 @torch.inference_mode()
-def row_by_row(model: Transformer, ids: list[int], places: list[int]) -> Tensor:
-    """Return logits of rows that see earlier rows, at given positions; the mask is banned."""
-    hidden = model(torch.tensor(ids), torch.tensor(places), dense(causal=True))
+def row_by_row(model: Transformer, ids: list[int], places: list[int], causal: int) -> Tensor:
+    """Return logits of rows at given positions; those after the first `causal` see all."""
+    seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    seen[causal:] = True
+    hidden = model(torch.tensor(ids), torch.tensor(places), attend_where(seen))
     logits = model.compute_logits(hidden)
     logits[:, model.config.mask_id] = -torch.inf
     return logits
@@ -756,11 +759,13 @@ def wedlm(
     confidence: float | None = None,
     block: bool = False,
     clip: bool = False,
+    constant: bool = False,
+    causal: bool = True,
     eos: int | None = None,
 ) -> list[int]:
     """Recompute everything, filled tokens first; fill the masks of low entropy."""
     known = dict(enumerate(prompt))
-    limit, masks = len(prompt) + max_tokens, []
+    limit, masks, ready = len(prompt) + max_tokens, [], len(prompt)
     while True:
         prefix = next(place for place in range(len(known) + 1) if place not in known)
         for place in range(len(prompt), prefix):
@@ -769,11 +774,16 @@ def wedlm(
         if prefix >= limit:
             return [known[p] for p in range(len(prompt), limit)]
         if not (block and masks):
-            end = min(prefix + window, limit) if clip else prefix + window
+            end = (ready if constant else prefix) + window
+            end = min(end, limit) if clip else end
             masks = [place for place in range(prefix, end) if place not in known]
+        ready = prefix
+        if not masks:  # all of a constant window is filled
+            continue
         order = [*sorted(known), *masks]
         ids = [known.get(place, model.config.mask_id) for place in order]
-        chances = row_by_row(model, ids, order)[len(known) :].softmax(-1)
+        logits = row_by_row(model, ids, order, len(order) if causal else prefix)
+        chances = logits[len(known) :].softmax(-1)
         best = chances.max(-1)
         doubts = torch.special.entr(chances).sum(-1)
         doubts += penalty * (torch.tensor(masks) - masks[0])

@@ -24,7 +24,6 @@ OTHERS = {
     "Qwen3-4B": "Qwen3-8B",
     "Meta-Llama-3-8B-Instruct": "Meta-Llama-3-8B",
     "WeDLM-8B-Instruct": "WeDLM-8B",
-    "SDAR-8B-Chat": "SDAR-4B-Chat",
     "Qwen3-8B_eagle3": "Kimi-K25-eagle3",
     "Llama-3.1-8B-Instruct-speculator.eagle3": "Kimi-K25-eagle3",
     "Qwen3-4B-DFlash-b16": "Qwen3-8B-DFlash-b16",
@@ -50,15 +49,16 @@ SMALL = {
 }
 LINES = {
     "gsm8k": {"question": "1?", "answer": "#### 2"},
+    "mbpp": {"text": "1?", "code": "def f(): ...", "test_list": ["assert not f()"]},
     "math500": {"problem": "1?", "solution": "2", "answer": "2"},
     "mtbench": {"turns": ["1?"]},
 }
 TEMPLATE = "{{ messages[-1]['content'] }}{% if not enable_thinking %}<think>{% endif %}"
 FIGURES = (
     *("apd:table1", "apd:figure3", "apd:figure5", "d2f:tables", "d2f:llada", "d2f:tradeoff"),
-    *("apd:math", "apd:prose"),
+    *("apd:math", "apd:prose", "d2f:tables-mbpp", "d2f:tradeoff-mbpp"),
     *("d2f:table3", "dflash:table1", "dflash:llama-sampled", "dflash:thinking", "dflash:block"),
-    *("wedlm:figure1", "wedlm:sight"),
+    "wedlm:figure1",
 )
 
 
@@ -67,7 +67,7 @@ def small_config(name: str) -> Any:
     small = {key: SMALL.get(key, value) for key, value in fields.items()}
     if "num_hidden_layers" in fields:
         small["num_hidden_layers"] = min(3, fields["num_hidden_layers"])
-    if name.startswith(("WeDLM", "SDAR")):
+    if name.startswith("WeDLM"):
         small["mask_token_id"] = 1021  # that of the family is outside this vocabulary
     return translate_config(small)
 

@@ -23,9 +23,9 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     words = ("reproduce", "wedlm:streaming", "--limit", 2, "--rounds", 1, "--out", tmp_path)
     status, out, err = outpace(*words)
     assert status == 0, err
-    assert "8 settings on 2 problems of story, at most 128 tokens" in " ".join(out.split())
+    assert "12 settings on 2 problems of story, at most 128 tokens" in " ".join(out.split())
     written = json.loads((tmp_path / "wedlm-streaming-mini.json").read_text())
-    assert len(written["results"]) == 8
+    assert len(written["results"]) == 12
     assert [claim["paper"] for claim in written["claims"]] == ["", "221 → 423", ""]
     text = (tmp_path / "figures.md").read_text()
     assert "| wedlm:streaming | mini | " in text and "streaming is faster at each" in text
@@ -33,9 +33,20 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     assert (tmp_path / "wedlm-streaming-mini.png").read_bytes().startswith(PNG)
     folder = tmp_path / "samples" / "wedlm-streaming-mini"
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert len(before) == 8
+    assert len(before) == 12
     assert outpace(*words)[0] == 0
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.nightly
+def test_lines_of_other_tasks_have_their_own_prompts(outpace, tmp_path):
+    words = ("reproduce", "wedlm:tasks", "--limit", 2, "--rounds", 1, "--out", tmp_path)
+    status, _, err = outpace(*words)
+    assert status == 0, err
+    results = json.loads((tmp_path / "wedlm-tasks-mini.json").read_text())["results"]
+    tasks = [each["task"] for each in results]
+    assert tasks == ["table", *["story"] * 3, "table", "story"]
+    assert len({(each["task"], each["questions"]) for each in results}) == 2
 
 
 @pytest.mark.nightly

@@ -297,6 +297,8 @@ def test_d2f_on_the_blocks_of_a_model(
         {"window": 8, "entropy": 1.5, "penalty": 0.2},
         {"window": 16, "entropy": 2.0},
         {"window": 6, "confidence": 0.5},
+        {"window": 4, "entropy": 2.0, "constant": True},
+        {"window": 6, "entropy": 1.5, "constant": True, "causal": False},
     ],
     ids=str,
 )

@@ -58,6 +58,16 @@ def test_marks_weigh_more() -> None:
     assert weights == [1, 3, 1, 3, 1, 1, 1, 1, 1] and every.normaliser == 13
 
 
+@pytest.mark.parametrize("unroll", [0, 2])
+@pytest.mark.parametrize("ended", [False, True])
+def test_padding_may_stay_unmasked(ended: bool, unroll: int) -> None:
+    objective = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0), padding=False, unroll=unroll)
+    rows = objective.rows(replace(EXAMPLE, ended=ended), np.random.default_rng(0))
+    masks = 4 if ended else 5
+    assert rows.ids[2:].tolist() == [MASK] * masks + [3] * 5 * ended
+    assert rows.normaliser == masks
+
+
 @pytest.mark.parametrize("adapted", [False, True])
 def test_teacher_shares_weights_only_under_an_adapter(adapted: bool) -> None:
     student = diffusion_model()

@@ -45,6 +45,11 @@ def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
     assert rows.normaliser == 5
 
 
+def test_rows_that_are_not_causal_see_their_block() -> None:
+    rows = stream(replace(PLAIN, causal=False), masked=[2, 4], ratios=[0.5, 1.0])
+    assert seen(rows, 5) == [[5, 6, 7, 8]] * 4 + [[0, 1, 2, 3, 9]]
+
+
 def test_blocks_without_a_mask_are_left_out() -> None:
     rows = stream(PLAIN, masked=[4], ratios=[0.1, 0.5])
     assert (rows.ids.tolist(), rows.positions.tolist()) == ([MASK], [4])

@@ -21,6 +21,7 @@ class MethodEntry:
         adapter: adapter that is merged into the model.
         protocol: protocol of its lengths and sampling, if not that of the prompts.
         batch: number of concurrent requests, if not that of the load.
+        task: task of its prompts, one without a file, if not that of the other entries.
     """
 
     model: str
@@ -30,6 +31,7 @@ class MethodEntry:
     adapter: str | None = None
     protocol: str | None = None
     batch: int | None = None
+    task: str | None = None
 
     @property
     def name(self) -> str:

@@ -174,9 +174,12 @@ def build_sides(
         request = loads.options(load)
         for entry, each in zip(entries, loaded, strict=True):
             llm, own = llms[each.adapter][each.model], setting
-            if entry.protocol is not None:
-                own = task_flags.change_setting(find_setting(setting.task, entry.protocol))
+            if entry.task or entry.protocol:
+                task, protocol = entry.task or setting.task, entry.protocol or task_flags.protocol
+                own = task_flags.change_setting(find_setting(task, protocol))
             prompts, length = questions, load.prompt_length
+            if entry.task:
+                prompts = own.load_questions(None, len(questions), None)
             if length is not None:
                 prompts = prompts_of_length(llm, questions, length)
             yield Side(
@@ -185,7 +188,7 @@ def build_sides(
                 load=load if entry.batch is None else replace(load, batch=entry.batch),
                 questions=prompts,
                 options=resolve_options(llm, own, prompts, request | Options(method=each.method)),
-                task="" if length else setting.task,
+                task="" if length else own.task,
                 protocol="" if length else task_flags.protocol,
             )
 

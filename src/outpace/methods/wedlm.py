@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Annotated
 
 import numpy as np
 
 from outpace.decoding import (
+    CAUSAL,
     Canvas,
     Decoding,
     Forward,
@@ -60,6 +62,10 @@ class WeDLM(Method):
     clip: Annotated[bool, "open no slot after max_tokens"] = False
     eager: Annotated[bool, "emit a token once all before it are filled"] = True
     verify: Annotated[bool, "emit only what Autoregressive would generate"] = False
+    constant: Annotated[bool, "feed W rows per forward, as the paper, instead of W to 2W"] = False
+    causal: Annotated[
+        bool, "no: rows after the prefix see the whole window, as in training with causal=false"
+    ] = True
     least: Annotated[
         int | None, "with pace=auto, the smallest window, at 1 no masks; None: it is fixed"
     ] = None
@@ -91,7 +97,9 @@ class WeDLM(Method):
         return LengthRange(
             values=values,
             # The window, and the filled tokens of the last one, which run once more.
-            passes=lambda n, kept: [("target", 1 if n == 1 else n - self.verify + kept, 1)],
+            passes=lambda n, kept: [
+                ("target", 1 if n == 1 else n - self.verify + (not self.constant) * kept, 1)
+            ],
             nested=False,
         )
 
@@ -112,7 +120,7 @@ class WeDLM(Method):
             if not request.canvas:
                 canvas = Canvas.from_request(request)
             filled = canvas.prefix_length
-            self.refill_window(canvas, request.limit, window)
+            self.refill_window(canvas, request, window, ready)
             out = yield self.window_forward(request, canvas, ready)
             ready = filled
             alive = canvas.commit_until(request, filled)
@@ -133,7 +141,7 @@ class WeDLM(Method):
             if not request.canvas:
                 canvas = Canvas.from_request(request)
             n, filled = len(request), canvas.prefix_length
-            self.refill_window(canvas, request.limit, window)
+            self.refill_window(canvas, request, window, ready)
             out = yield self.window_forward(request, canvas, ready, checked=range(n, filled + 1))
             predicted = out.tokens[: filled + 1 - n]
             ready = n + agreement(canvas.ids[n:filled], predicted)
@@ -145,12 +153,16 @@ class WeDLM(Method):
                 canvas.fill_slots([filled], predicted[-1:])
                 self.fill_confident(canvas, drafts, out, first=len(predicted))
 
-    def refill_window(self, canvas: Canvas, limit: int, window: int) -> None:
-        """Extend the canvas to `window` slots after the prefix; a block once it is full."""
+    def refill_window(self, canvas: Canvas, request: Request, window: int, ready: int) -> None:
+        """Extend the canvas to `window` slots after the prefix; a block once it is full.
+
+        A `constant` window begins after the slots with final keys, which end at `ready`.
+        """
         if self.block and canvas.holes:
             return
-        end = canvas.prefix_length + window
-        end = min(end, limit) if self.clip or self.verify else end
+        first = max(ready, len(request.prompt)) if self.constant else canvas.prefix_length
+        end = first + window
+        end = min(end, request.limit) if self.clip or self.verify else end
         canvas.append_slots(max(end - len(canvas), 0))
 
     def window_forward(
@@ -164,10 +176,12 @@ class WeDLM(Method):
         filled = canvas.filled_slots(ready)
         order = filled + canvas.holes
         wanted = canvas.holes[1:] if checked else canvas.holes
-        end = ready + len(order)
+        end, prefix = ready + len(order), canvas.prefix_length
+        blocks = (*repeat(1, prefix - ready), end - prefix)
         return Forward(
             ids=[canvas.ids[slot] for slot in order],
             start=ready,
+            pattern=CAUSAL if self.causal or not canvas.holes else blocks,
             positions=order,
             predict=[*checked, *wanted],
             predict_from=[*(slot - 1 for slot in checked), *range(end - len(wanted), end)],

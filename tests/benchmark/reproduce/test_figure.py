@@ -56,6 +56,7 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
     for name, plan in ((name, plan) for name, plans in figure.scales.items() for plan in plans):
         lines = plan.entries
         assert plan.setting().task == plan.task and figure.claims_at(name)
+        assert len({entry.name for entry in plan.every}) == len(plan.every)
         for claim in figure.claims_at(name):
             assert set(claim.scales) <= set(SCALES)
             assert (claim.than is None) == (claim.trend in ("rises", "falls"))

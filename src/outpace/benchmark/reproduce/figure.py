@@ -61,9 +61,9 @@ class Scale:
 
     Attributes:
         lines: entries as a file has them: model, adapter, method, options, lists where they are
-            swept, as `together` the values of options that are swept together, as `protocol` one
-            of other lengths and sampling, and as `paper` the fields that identify the published
-            point beside them.
+            swept, as `together` the values of options that are swept together, as `task` another
+            one without a file, as `protocol` one of other lengths and sampling, and as `paper` the
+            fields that identify the published point beside them.
         batch: numbers of concurrent requests; each line is measured at all of them.
         data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
@@ -125,12 +125,17 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     """Yield the entries of a line."""
     options = dict(line)
     model, method = options.pop("model"), options.pop("method")
-    adapter, protocol = options.pop("adapter", None), options.pop("protocol", None)
+    adapter, task, protocol = (options.pop(key, None) for key in ("adapter", "task", "protocol"))
     together = options.pop("together", [])
     options.pop("paper", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
     entries = [
-        replace(entry, line=" ".join(filter(None, (entry.line, protocol))), protocol=protocol)
+        replace(
+            entry,
+            line=" ".join(filter(None, (entry.line, task, protocol))),
+            task=task,
+            protocol=protocol,
+        )
         for entry in expand_entries(model, method, values, adapter)
     ]
     if not together:

@@ -139,6 +139,9 @@ class D2F(Objective):
         block: tokens per block; the last one may be shorter.
         canvas: minimum and maximum length to which the response is padded with end tokens, drawn
             per example; by default it is not padded.
+        padding: whether end tokens at the end of a response are masked and scored. If not, the
+            noise rises up to the token before them, as in a later version of the authors' code
+            (branch `loss-without-eospadding`, for Dream).
         noise: bounds of the masked fraction. The first block's is uniform between them; later
             ones rise by random steps, on average to halfway to the upper bound.
         monotone: if false, each block's fraction is drawn independently, the baseline in Table 4
@@ -161,6 +164,7 @@ class D2F(Objective):
 
     block: Count = D2F_BLOCK_SIZE
     canvas: tuple[Count, Count] | None = None
+    padding: bool = True
     noise: tuple[Fraction, Fraction] = (0.2, 0.7)
     monotone: bool = True
     hard: Fraction = 0.0
@@ -212,13 +216,17 @@ class D2F(Objective):
 
     def rows(self, example: Example, rng: Generator) -> Rows:
         answer = pad_response(example, self.canvas, rng, mark_weight=self.mark_weight)
-        blocks = -(-len(answer) // self.block)
+        length = len(answer)
+        if example.ended and not self.padding:
+            text = np.flatnonzero(answer.tokens != answer.tokens[-1])
+            length = int(text[-1]) + 1 if len(text) else 1
+        blocks = -(-length // self.block)
         if self.unroll:
-            return self.noisy_rows(example.prompt, answer, np.ones(blocks), np.zeros(len(answer)))
+            return self.noisy_rows(example.prompt, answer, np.ones(blocks), np.zeros(length))
         shares = self.block_fractions(rng.random(), rng.random(blocks - 1))
-        draws = rng.random(len(answer))
+        draws = rng.random(length)
         if rng.random() < self.easy:
-            draws[~answer.marked] /= rng.random()
+            draws[~answer.marked[:length]] /= rng.random()
         return self.noisy_rows(example.prompt, answer, shares, draws)
 
     def block_fractions(self, first: float, rises: Floats) -> Floats:
@@ -233,15 +241,20 @@ class D2F(Objective):
     def noisy_rows(
         self, prompt: list[int], answer: Response, shares: Floats, draws: Floats
     ) -> Rows:
-        """Mask tokens whose uniform draw is below their block's fraction, at least one token."""
+        """Mask tokens whose uniform draw is below their block's fraction, at least one token.
+
+        Tokens without a draw, at the end, stay unmasked.
+        """
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
+        draws = np.pad(draws, (0, len(answer) - len(draws)), constant_values=np.inf)
         places = np.arange(len(answer))
         number = places // self.block
+        shares = np.append(shares, np.ones(number[-1] + 1))
         # Slot 0 has no row before it, so a shifted model cannot predict it.
         predictable = places + len(prompt) >= self.shift
         masked = (draws < shares[number]) & predictable
         if not masked.any():
-            masked[np.where(predictable, draws, 2.0).argmin()] = True
+            masked[np.where(predictable, draws, np.inf).argmin()] = True
         weights = np.where(masked, answer.token_weights, 0.0)
         padding = (len(prompt), 0)
         lengths = [len(prompt), *np.bincount(number).tolist()]

@@ -48,6 +48,8 @@ class WeDLM(Objective):
         ends: additional end tokens after a response, to train that end tokens follow the end.
         aligned: whether blocks start at the first token, or at a random offset as in a sliding
             window.
+        causal: whether a row of the masked stream attends to its block up to itself, or to all of
+            it, the ablation in Figure 5c of the paper.
         end_weight: weight of the additional end tokens.
         mark_weight: weight of marked tokens (see `Data.mark`).
         mask_id: the mask token; set by the model.
@@ -61,6 +63,7 @@ class WeDLM(Objective):
     ar_weight: Weight = 1.0
     ends: NonNegativeInt = 0
     aligned: bool = True
+    causal: bool = True
     end_weight: Weight = 1.0
     mark_weight: Weight = 1.0
     mask_id: TokenId | None = None
@@ -144,7 +147,8 @@ class WeDLM(Objective):
         ranges = np.zeros((len(order), 2, 2), dtype=np.int32)
         ranges[:, 0, 1] = np.searchsorted(blocks, own)
         ranges[:, 1, 0] = begin + np.searchsorted(own, own)
-        ranges[:, 1, 1] = begin + np.arange(len(order)) + 1
+        places = np.arange(len(order)) if self.causal else np.searchsorted(own, own, "right") - 1
+        ranges[:, 1, 1] = begin + places + 1
         scale = 1.0 if self.weighting == "uniform" else 1 / (ratios[order] + MIN_RATIO)
         return Rows(
             ids=torch.from_numpy(np.where(holes, self.mask_id, tokens[order])),
