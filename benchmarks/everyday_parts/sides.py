@@ -73,22 +73,25 @@ class Server:
     """A server with the chat endpoint of OpenAI, started by a command and left with its defaults.
 
     Attributes:
-        url: address of the chat endpoint.
+        url: address of the server.
+        model: name of its model.
     """
 
     def __init__(self, command: str, encode: Encode) -> None:
         """Start `command`, in which `{port}` is the port; `OSError` if it ends or stays silent."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        self.encode, self.url = encode, f"http://127.0.0.1:{port}/v1/chat/completions"
+        self.encode, self.url = encode, f"http://127.0.0.1:{port}"
         words = shlex.split(command.replace("{port}", str(port)))
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         atexit.register(self.process.terminate)
         end = time.monotonic() + START_SECONDS
-        while not self.is_ready(f"http://127.0.0.1:{port}/health"):
+        while not self.is_ready(f"{self.url}/health"):
             if self.process.poll() is not None or time.monotonic() > end:
                 raise OSError(f"{command!r} did not start a server")
             time.sleep(0.2)
+        with urlopen(f"{self.url}/v1/models") as reply:
+            self.model: str = json.load(reply)["data"][0]["id"]
 
     @staticmethod
     def is_ready(url: str) -> bool:
@@ -102,7 +105,7 @@ class Server:
     def answer(self, prompt: str, task: Task) -> list[int]:
         """Answer one request, under the schema of the task if it has one."""
         body: dict[str, Any] = {
-            "model": "default",
+            "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": task.max_tokens,
             "temperature": 0,
@@ -111,7 +114,8 @@ class Server:
             schema = {"name": task.name, "schema": task.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         headers = {"Content-Type": "application/json"}
-        with urlopen(Request(self.url, json.dumps(body).encode(), headers)) as reply:
+        url = f"{self.url}/v1/chat/completions"
+        with urlopen(Request(url, json.dumps(body).encode(), headers)) as reply:
             text: str = json.load(reply)["choices"][0]["message"]["content"]
         return self.encode(text)
 
