@@ -160,7 +160,7 @@ def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) 
     facts = json.loads((run / "run.json").read_text())["settings"]
     draft = load_draft(run / "export", target)
     assert isinstance(draft, DFlashDraft)
-    objective = objectives.DFlash(features=facts["objective"]["features"]).bind(draft.config)
+    objective = objectives.DFlash().bind(draft.config)
     models = Models(draft, {"target": target})
     lengths: list[int] = []
     block = draft.config.block

@@ -266,6 +266,26 @@ def test_fixed_blocks_are_adjacent_and_end_with_the_draft() -> None:
     assert (rows.labels[10:] >= 0).tolist() == [False, True, True, False, False]
 
 
+def test_blocks_of_random_lengths_see_no_row_after_their_end() -> None:
+    rows = bound(anchors=40, shortest=2).rows(example(7, 60), default_rng(0))
+    begin, end = rows.ranges[67:, 1].view(-1, 5, 2).unbind(2)
+    lengths = (end - begin)[:, 0]
+    assert set(lengths.tolist()) == {2, 3, 4, 5}
+    assert torch.equal(end - begin, lengths[:, None].expand(-1, 5))
+    rest = 66 - torch.tensor(anchors(rows))
+    labels = (rows.labels[67:] >= 0).view(-1, 5).sum(1)
+    assert torch.equal(labels, torch.minimum(lengths - 1, rest))
+    for length in (1, 6):
+        with pytest.raises(ValueError, match="shortest"):
+            bound(shortest=length)
+    pair = Pair("pair_b")
+    text = np.arange(20), np.arange(20) > 3, np.array([4, 9])
+    whole, short = pair.objective, replace(pair.objective, block=3)
+    expected = short.loss(pair.models, short.block_rows(*text)).total
+    found = whole.loss(pair.models, whole.block_rows(*text, np.array([3, 3]))).total
+    torch.testing.assert_close(found, expected)
+
+
 def test_weights_fall_by_block_size() -> None:
     gammas = {}
     for size in (4, 8, 9, 10, 16, 32):

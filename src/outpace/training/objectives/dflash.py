@@ -110,6 +110,7 @@ class DFlash(Objective):
     Attributes:
         anchors: blocks per example, at new random anchors each time; fewer in short examples.
         fixed: adjacent blocks over the response instead of random anchors.
+        shortest: least length of a block, which is then random; all have the draft's by default.
         gamma: decay constant in tokens of the weight of a mask; by block size unless given, 0
             for equal weights.
         dpace: weight each mask by the expected acceptance length instead (D-PACE), and normalise
@@ -131,6 +132,7 @@ class DFlash(Objective):
 
     anchors: Count = 512
     fixed: bool = False
+    shortest: Count | None = None
     gamma: Weight | None = None
     dpace: bool = False
     alpha: Fraction = 0.5
@@ -156,6 +158,11 @@ class DFlash(Objective):
             raise ValueError(
                 f"dflash trains no draft with convolutions, as a {config.architecture} has; give "
                 "the configuration of a DFlash draft"
+            )
+        if self.shortest is not None and not 2 <= self.shortest <= config.block:
+            raise ValueError(
+                f"shortest must be from 2 to the draft's block of {config.block}, got "
+                f"{self.shortest}"
             )
         gamma, share = self.gamma, self.total_variation
         if gamma is None:
@@ -197,27 +204,37 @@ class DFlash(Objective):
         tokens = np.array([*example.prompt, *example.response])
         scored = np.arange(len(tokens)) >= len(example.prompt)
         places = np.flatnonzero(scored[:-1] & scored[1:])
+        assert self.block, "bind the objective first"
         if self.fixed:
-            return self.block_rows(tokens, scored, places[:: self.block])
-        count = min(self.anchors, len(places))
-        return self.block_rows(tokens, scored, np.sort(rng.choice(places, count, replace=False)))
+            anchors = places[:: self.block]
+        else:
+            count = min(self.anchors, len(places))
+            anchors = np.sort(rng.choice(places, count, replace=False))
+        if self.shortest is None:
+            return self.block_rows(tokens, scored, anchors)
+        lengths = rng.integers(self.shortest, self.block + 1, len(anchors))
+        return self.block_rows(tokens, scored, anchors, lengths)
 
-    def block_rows(self, tokens: Ints, scored: Bools, anchors: Ints) -> Rows:
+    def block_rows(
+        self, tokens: Ints, scored: Bools, anchors: Ints, lengths: Ints | None = None
+    ) -> Rows:
         """Build causal context rows, followed by one block of rows per anchor.
 
-        `tokens i64[S]` are the example; `scored bool[S]` are those used as labels.
+        `tokens i64[S]` are the example; `scored bool[S]` are those used as labels. Rows after the
+        length of their block are neither scored nor visible.
         """
         assert self.block and self.length and self.mask_id is not None, "bind the objective first"
         assert self.shift is not None
         total, steps = len(tokens), np.arange(self.block)
         slots, order = anchors[:, None] + steps, steps + self.shift
+        ends = np.full((len(anchors), 1), self.block) if lengths is None else lengths[:, None]
         predicted = np.minimum(slots + self.shift, total - 1)
-        labelled = scored[predicted] & (slots + self.shift < total) & (order > 0)
+        labelled = scored[predicted] & (slots + self.shift < total) & (order > 0) & (steps < ends)
         fall = np.exp(-(order - 1) / self.gamma) if self.gamma else np.ones(self.block)
         weights = np.where(labelled, fall, 0.0)
         ranges = torch.zeros(*slots.shape, 2, 2, dtype=torch.int32)
         ranges[..., 0, 1] = torch.from_numpy(anchors)[:, None]
-        ranges[..., 1, :] = torch.tensor([0, self.block]) + total
+        ranges[..., 1, 0], ranges[..., 1, 1] = total, torch.from_numpy(total + ends)
         ranges[..., 1, :] += torch.arange(len(anchors))[:, None, None] * self.block
         ids = np.where(steps > 0, self.mask_id, tokens[anchors][:, None])
         labels = np.where(labelled, tokens[predicted], UNSCORED)
