@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import DECODER, FIXED_FIELDS, HUGGING_FACE_NAMES, Family
+from outpace.checkpoints.families.family import DECODER, HUGGING_FACE_NAMES, Family
 from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.qwen import QWEN_IGNORED
-from outpace.checkpoints.fields import field, index
+from outpace.checkpoints.fields import field, flag, index
 from outpace.decoding.target import Kind
 
 DREAM_TEMPLATE = (
@@ -24,14 +24,13 @@ DREAM = Family(
     compared="recorded runs of its authors' code",
     fields={
         **DECODER,
-        "qkv_bias": True,
+        "qkv_bias": field("attention_bias", flag, True),
         "mask_id": field("mask_token_id", index),
         "kind": Kind.DIFFUSION,
         "order": "entropy",
         "eps": 1e-3,
         "drawn": True,
     },
-    fixed={**FIXED_FIELDS, "attention_bias": True},
     ignored=QWEN_IGNORED,
     remote={"configuration_dream.DreamConfig", "modeling_dream.DreamModel"},
     names=HUGGING_FACE_NAMES,
