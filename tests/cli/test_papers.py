@@ -107,7 +107,8 @@ def test_a_figure_of_full_scale_ends_in_its_table(outpace, hub, tmp_path, monkey
     file.write_text((json.dumps(LINES[plan.task]) + "\n") * 8)
     words = ["reproduce", name, "--scale", "full", "--limit", 1, "--data", file, "--out", tmp_path]
     is_short = figure.paper == "apd" and figure.name != "math"
-    words += ["--cache-gib", 0.1, "--max-length", 96 if is_short else 192]
+    length = 96 if is_short else 448 if plan.task == "mbpp" else 192
+    words += ["--cache-gib", 0.1, "--max-length", length]
     words += ["--shots", file] if plan.setting().shots else []
     status, out, err = outpace(*words)
     assert status == 0, err

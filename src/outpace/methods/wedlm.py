@@ -64,7 +64,7 @@ class WeDLM(Method):
     verify: Annotated[bool, "emit only what Autoregressive would generate"] = False
     constant: Annotated[bool, "feed W rows per forward, as the paper, instead of W to 2W"] = False
     causal: Annotated[
-        bool, "no: rows after the prefix see the whole window, as in training with causal=false"
+        bool, "rows see those before them; false: the whole window, as trained with causal=false"
     ] = True
     least: Annotated[
         int | None, "with pace=auto, the smallest window, at 1 no masks; None: it is fixed"
@@ -177,11 +177,11 @@ class WeDLM(Method):
         order = filled + canvas.holes
         wanted = canvas.holes[1:] if checked else canvas.holes
         end, prefix = ready + len(order), canvas.prefix_length
-        blocks = (*repeat(1, prefix - ready), end - prefix)
+        is_causal = self.causal or not canvas.holes
         return Forward(
             ids=[canvas.ids[slot] for slot in order],
             start=ready,
-            pattern=CAUSAL if self.causal or not canvas.holes else blocks,
+            pattern=CAUSAL if is_causal else (*repeat(1, prefix - ready), end - prefix),
             positions=order,
             predict=[*checked, *wanted],
             predict_from=[*(slot - 1 for slot in checked), *range(end - len(wanted), end)],
