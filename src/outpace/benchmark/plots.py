@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,8 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
     here, there = figure.subplots(1, 2)
     key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     speed, height = axes_of(published)
-    for name, line in group_by_line(results).items():
-        plot_line(here, line, key, name, height)
+    for name, group in groupby(results, key=itemgetter("line")):
+        plot_line(here, list(group), key, name, height)
     shown = [point for point in published if {speed, height} <= set(point)]
     for name in dict.fromkeys(point["setting"] for point in shown):
         line = [point for point in shown if point["setting"] == name]
