@@ -13,7 +13,14 @@ from helpers import causal_model, published, whole
 from outpace import LLM
 from outpace.checkpoints.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LowRank, save_adapter
 from outpace.checkpoints.adapter_fit import load_adapters
-from outpace.checkpoints.load import load_adapter, load_model, save_model, translate_config
+from outpace.checkpoints.load import (
+    load_adapter,
+    load_config,
+    load_model,
+    save_model,
+    translate_config,
+)
+from outpace.methods import Autoregressive, WeDLM
 from refusal import refuses
 
 CONFIG = translate_config(published())
@@ -73,6 +80,29 @@ def test_update_is_added_to_its_rows_of_a_fused_matrix(base: Path, adapter: Path
     fused = "blocks.1.attention.qkv.weight"
     rest = [dict(model.named_parameters())[fused][32:] for model in (merged, plain)]
     assert torch.equal(*rest)
+
+
+WEDLM = {"architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "mask_token_id": 1021}
+
+
+def test_a_model_has_the_configuration_that_its_adapter_was_trained_with(tmp_path: Path) -> None:
+    write_adapter(tmp_path, load_config("tiny-ar"), size=0.01, parts=("attention",))
+    change(tmp_path, model_config=WEDLM)
+    llm = LLM("tiny-ar", adapter=tmp_path)
+    assert isinstance(llm.method, WeDLM) and llm.config.mask_id == 1021
+    same = WeDLM(verify=True), Autoregressive()
+    one, other = (llm.generate([IDS], method=each, max_tokens=12)[0].ids for each in same)
+    assert one == other
+    with refuses("adapters"):
+        LLM("tiny-ar", adapters={"mine": tmp_path})
+    for kind in ("a2d-qwen2", "a2d-qwen9"):  # not shifted, unknown
+        other = {"architectures": ["A2DQwen2LMHeadModel"], "model_type": kind}
+        change(tmp_path, model_config=WEDLM | other)
+        with refuses("adapter"):
+            LLM("tiny-ar", adapter=tmp_path)
+    change(tmp_path, model_config=7)
+    with pytest.raises(ValueError, match="model_config"):
+        LLM("tiny-ar", adapter=tmp_path)
 
 
 @pytest.mark.parametrize("family", ["dream", "llada"])

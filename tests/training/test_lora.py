@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import causal_model, published, random_model, whole
+from outpace import LLM
 from outpace.checkpoints.adapter import ADAPTER_CONFIG
 from outpace.checkpoints.load import ZOO_FOLDER, load_adapter, load_model, save_model
 from outpace.training import checkpoint, lora
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F
+from outpace.training.recipe import train_recipe
 from outpace.training.trainer import Trainer
 from runs import same_tensors
 
@@ -97,6 +99,25 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
     assert config["base_model_name_or_path"] == str(base)
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert len(load_adapter(tmp_path / "export").updates) == 8
+
+
+def test_an_export_has_the_changes_and_number_format_of_its_base(tmp_path: Path) -> None:
+    lines = ["[model]", 'init = "tiny-ar"', 'dtype = "bfloat16"', "[adapter]", "rank = 2"]
+    lines += ["[model.config]", 'architectures = ["WeDLMForCausalLM"]', 'model_type = "wedlm"']
+    lines += ["mask_token_id = 1021", "[objective]", 'name = "wedlm"', "block = 4"]
+    lines += [
+        "[data]",
+        'path = "story:train"',
+        "[train]",
+        "steps = 1",
+        "batch = 1",
+        'precision = "bf16"',
+    ]
+    (tmp_path / "mine.toml").write_text("\n".join(lines))
+    train_recipe(str(tmp_path / "mine.toml"), [f"out={tmp_path / 'out'}"])
+    export = tmp_path / "out" / "export"
+    assert {each.down.dtype for each in load_adapter(export).updates.values()} == {torch.bfloat16}
+    assert LLM("tiny-ar", adapter=export).config.mask_id == 1021
 
 
 def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:

@@ -372,7 +372,8 @@ class LLM:
         self.name, self.path = model_title(model, adapter), str(model)
         # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
-        self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
+        self.config = target_config(model, **limits, adapter=adapter)
+        folder = resolve_checkpoint(model)
         self.methods = MethodSelector(method, self.name, self.config)
         self.method = self.methods.default
         further = check_models(self.method, self.path, self.config)

@@ -21,6 +21,7 @@ from outpace.checkpoints.fields import (
     error_line,
     field,
     flag,
+    mapping,
     number,
     read_json_object,
     read_known_fields,
@@ -39,6 +40,7 @@ LORA_FIELDS: Fields = {
     "lora_alpha": field("lora_alpha", number),
     "use_rslora": field("use_rslora", flag, False),
     "init_lora_weights": field("init_lora_weights", choice(INITIALIZATIONS), True),
+    "model_config": field("model_config", mapping, {}),  # ours, which PEFT does not read
 }
 LORA_FIXED: Fields = {"bias": "none", "peft_type": "LORA"}
 LORA_IGNORED = words(
@@ -96,15 +98,7 @@ class Adapter:
             ValueError: For another kind of adapter, an unsupported field, an unknown or unpaired
                 tensor, or a rank other than the configured one.
         """
-        if not (folder / ADAPTER_CONFIG).is_file():
-            raise ValueError(
-                f"{folder / ADAPTER_CONFIG} does not exist: an adapter folder needs it"
-            )
-        try:
-            config = read_lora_config(read_json_object(folder / ADAPTER_CONFIG))
-        except ValueError as error:
-            raise ValueError(f"{folder / ADAPTER_CONFIG}: {error}") from error
-        path = folder / ADAPTER_WEIGHTS
+        config, path = read_lora_config(folder), folder / ADAPTER_WEIGHTS
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
@@ -139,12 +133,20 @@ class Adapter:
         return weight.float() + self.updates[name].compute_delta()
 
 
-def read_lora_config(config: Fields) -> Fields:
-    if config.get("peft_type") != "LORA":
-        raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
-    return read_known_fields(
-        LORA_FIELDS, config, fixed=LORA_FIXED, ignored=LORA_IGNORED, remedy=LORA_REMEDY
-    )
+def read_lora_config(folder: Path) -> Fields:
+    """Read the configuration of an adapter; raise `ValueError` for an unsupported one."""
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: an adapter folder needs it")
+    try:
+        config = read_json_object(path)
+        if config.get("peft_type") != "LORA":
+            raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
+        return read_known_fields(
+            LORA_FIELDS, config, fixed=LORA_FIXED, ignored=LORA_IGNORED, remedy=LORA_REMEDY
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def pair_matrices(

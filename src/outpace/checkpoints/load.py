@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import huggingface_hub
 import torch
 
-from outpace.checkpoints.adapter import Adapter
+from outpace.checkpoints.adapter import Adapter, read_lora_config
 from outpace.checkpoints.families.a2d import omitted_fields
 from outpace.checkpoints.families.family import HEAD_PREFIX
 from outpace.checkpoints.fields import (
+    Fields,
     convert_panics,
     count,
     error_line,
@@ -190,10 +191,14 @@ def translate_config(published: Mapping[str, Any], path: Path = Path(CONFIG_FILE
 
 
 def target_config(
-    name: str | Path, *, max_length: int | None = None, mask_id: int | None = None
+    name: str | Path,
+    *,
+    max_length: int | None = None,
+    mask_id: int | None = None,
+    adapter: str | Path | None = None,
 ) -> ModelConfig:
     """Return the configuration that `load_model` would use; raise its errors without weights."""
-    config = limit_positions(load_config(name), max_length)
+    config = limit_positions(load_changed_config(name, adapter), max_length)
     if config.kind in DRAFT_KINDS:
         message = f"model: {str(name)!r} is a draft that reads the features of a target: give the"
         raise OptionError("model", name, f"{message} target as the model and this as its draft")
@@ -204,6 +209,21 @@ def target_config(
         except ValueError as error:
             raise OptionError("mask_id", mask_id, f"mask_id: {error}") from error
     return config
+
+
+def load_changed_config(name: str | Path, adapter: str | Path | None) -> ModelConfig:
+    """Load a configuration with the changes that an adapter was trained with."""
+    config = load_config(name)
+    if adapter is None or not (changes := read_changes(adapter)):
+        return config
+    try:
+        changed = load_config(name, **changes)
+        if changed.shift < config.shift:
+            raise ValueError("it removes the shift, which needs training without an adapter")
+    except ValueError as error:
+        message = f"adapter: model_config of {str(adapter)!r}: {error}"
+        raise OptionError("adapter", adapter, message) from error
+    return changed
 
 
 def load_model(
@@ -227,7 +247,7 @@ def load_model(
     `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
     folder = resolve_checkpoint(name)
-    config = target_config(folder, max_length=max_length, mask_id=mask_id)
+    config = target_config(folder, max_length=max_length, mask_id=mask_id, adapter=adapter)
     update = None if adapter is None else load_adapter(adapter)
     return build_model(Transformer, config, folder, dtype, device, update, quantize, plain, share)
 
@@ -321,6 +341,13 @@ def open_weights(folder: Path, config: ModelConfig, stack: ExitStack) -> Checkpo
     if config.is_head:
         weights.select_prefix(HEAD_PREFIX)
     return weights
+
+
+def read_changes(adapter: str | Path) -> Fields:
+    """Return the fields of the model's `config.json` that an adapter was trained with."""
+    folder = resolve_checkpoint(adapter, param="adapter")
+    changes: Fields = read_lora_config(folder)["model_config"]
+    return changes
 
 
 def load_adapter(name: str | Path) -> Adapter:

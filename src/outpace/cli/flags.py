@@ -276,7 +276,8 @@ class LoadFlags(FlagGroup):
     def check_methods(self, pairs: Iterable[tuple[str, MethodSpec | None]]) -> None:
         """Raise `ValueError` for a method that does not support its model, without loading it."""
         for model, method in pairs:
-            check_fit(model, method, max_length=self.max_length, mask_id=self.mask_id)
+            sizes = {"max_length": self.max_length, "mask_id": self.mask_id}
+            check_fit(model, method, **sizes, adapter=self.adapter)
 
     def open_models(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
         """Load each model once, and pair it with all of its methods; returns models by name."""

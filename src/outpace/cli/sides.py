@@ -164,12 +164,10 @@ def build_sides(
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
     for each in loaded:
         adapted.setdefault(each.adapter, []).append((each.model, each.method))
-    for pairs in adapted.values():
-        load_flags.check_methods(pairs)
-    llms = {
-        adapter: load_flags.with_values(adapter=adapter or load_flags.adapter).open_models(pairs)
-        for adapter, pairs in adapted.items()
-    }
+    flags = {name: load_flags.with_values(adapter=name or load_flags.adapter) for name in adapted}
+    for adapter, pairs in adapted.items():
+        flags[adapter].check_methods(pairs)
+    llms = {adapter: flags[adapter].open_models(pairs) for adapter, pairs in adapted.items()}
     for load in levels:
         request = loads.options(load)
         for entry, each in zip(entries, loaded, strict=True):

@@ -331,11 +331,12 @@ def check_fit(
     *,
     max_length: int | None = None,
     mask_id: int | None = None,
+    adapter: str | Path | None = None,
 ) -> None:
     """Check that a method can decode a model, before any model is loaded.
 
     Raises:
         ValueError: the method cannot decode the model.
     """
-    config = target_config(model, max_length=max_length, mask_id=mask_id)
+    config = target_config(model, max_length=max_length, mask_id=mask_id, adapter=adapter)
     check_models(MethodSelector(method, str(model), config).default, str(model), config)

@@ -159,7 +159,8 @@ class Entry(EntryOptions):
 
     def read_model_config(self) -> ModelConfig:
         """Return the model's configuration with the operator's changes."""
-        return target_config(self.path, max_length=self.max_length, mask_id=self.mask_id)
+        sizes = {"max_length": self.max_length, "mask_id": self.mask_id}
+        return target_config(self.path, **sizes, adapter=self.adapter)
 
     def further_models(self) -> dict[str, str]:
         """Return the paths of further models by public name.

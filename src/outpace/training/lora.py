@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +43,16 @@ class LoRA:
     def adapts_weight(self, path: str, published: str) -> bool:
         return matrix_name(published) in self.targets if self.targets else ".attention." in path
 
-    def adapter_config(self, model: Stack, base: str | None) -> Mapping[str, object]:
-        """Return the content of an `adapter_config.json`."""
+    def adapter_config(self, model: Stack, origin: Mapping[str, Any]) -> Mapping[str, object]:
+        """Return the content of an `adapter_config.json`.
+
+        `origin` has the base model as `init`, and changes to its `config.json` as `config`.
+        """
         return {
             "peft_type": "LORA",
             "task_type": None,
-            "base_model_name_or_path": base,
+            "base_model_name_or_path": origin.get("init"),
+            **({"model_config": changes} if (changes := origin.get("config")) else {}),
             "r": self.rank,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,

@@ -297,7 +297,7 @@ class Trainer:
             target = origin.get("target")
             return target and ExportDecoder(method=method or default, target=target)
         if self.adapter:
-            base = None if origin.get("config") else origin.get("init")
+            base = origin.get("init")
             return base and ExportDecoder(method=method or default, base=base)
         return ExportDecoder(method=method or default)
 
@@ -317,8 +317,10 @@ class Trainer:
             if self.adapter is None:
                 save_model(self.model, folder, parameters=tensors)
             else:
-                config = self.adapter.adapter_config(self.model, self.settings["model"].get("init"))
-                save_adapter(folder, lora.collect_updates(self.model, tensors), config)
+                config = self.adapter.adapter_config(self.model, self.settings["model"])
+                dtype = next(model.parameters()).dtype  # of the weights that updates are added to
+                own = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+                save_adapter(folder, lora.collect_updates(self.model, own), config)
             if isinstance(self.model, Transformer):
                 write_tokenizer(self.tokenizer, folder)
 

@@ -12,9 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.fill import is_finite, not_finite_error
-from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predicting_layers
+from outpace.checkpoints.gguf.config import (
+    ROPE_FACTORS,
+    family_of_file,
+    gguf_format,
+    predicting_layers,
+)
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
 from outpace.checkpoints.stacks import StackEntry, stored_name
 from outpace.checkpoints.weights import CheckpointWeights, TensorPart
@@ -42,7 +46,7 @@ class GGUFWeights(CheckpointWeights):
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
         self.unpacked: dict[str, list[str]] = {}
-        self.family = FAMILIES[config.family]
+        self.family = family_of_file(file)  # an adapter may change that of the model
         self.format = gguf_format(self.family)
 
     @property
