@@ -8,12 +8,12 @@ Other programs: OpenVINO and transformers where they are installed, and any serv
 endpoint of OpenAI, which `--server NAME COMMAND` starts (`{port}` stands for the port):
 
     --server "llama.cpp, plain" "llama-server -m model.gguf -t 2 --port {port}"
-    --server "outpace, serve" "outpace serve model.gguf --threads 2 --port {port}"
+    --server "outpace, serve" "outpace serve model.gguf --port {port}"
 
 Tasks: functions of HumanEval, questions of GSM8K, edits of a file of 60 lines, summaries with
 quotations, prose, and JSON after a schema, greedy. One request at a time, or with `--requests 16`
-that many in a batch, without other programs. All sides answer the same token ids and take turns at
-every prompt, in an order that rotates. `--only` selects tasks, `--sides` programs. A speed is all
+that many in a batch, without other programs. All sides answer the same prompts and take turns at
+every one, in an order that rotates. `--only` selects tasks, `--sides` programs. A speed is all
 tokens of a task over all seconds, prefill included; a gain is relative to plain decoding of the
 same program. A server's tokens are those of its text, and its seconds those of the whole request.
 `equal` is the share of answers with the text of plain decoding of outpace: for methods of outpace

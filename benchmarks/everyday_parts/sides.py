@@ -97,7 +97,7 @@ class Server:
     def is_ready(url: str) -> bool:
         """Whether the server answers."""
         try:
-            with urlopen(url) as reply:
+            with urlopen(url, timeout=5) as reply:
                 return bool(reply.status == HTTPStatus.OK)
         except OSError:
             return False

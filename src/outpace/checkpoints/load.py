@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import huggingface_hub
 import torch
 
-from outpace.checkpoints.adapter import Adapter, read_lora_config
+from outpace.checkpoints.adapter import ADAPTER_CONFIG, Adapter, read_lora_config
 from outpace.checkpoints.families.a2d import omitted_fields
 from outpace.checkpoints.families.family import HEAD_PREFIX
 from outpace.checkpoints.fields import (
@@ -345,7 +345,7 @@ def open_weights(folder: Path, config: ModelConfig, stack: ExitStack) -> Checkpo
 
 def read_changes(adapter: str | Path) -> Fields:
     """Return the fields of the model's `config.json` that an adapter was trained with."""
-    folder = resolve_checkpoint(adapter, param="adapter")
+    folder = resolve_checkpoint(adapter, (ADAPTER_CONFIG,), param="adapter")
     changes: Fields = read_lora_config(folder)["model_config"]
     return changes
 

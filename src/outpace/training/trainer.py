@@ -18,7 +18,13 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import load_model, save_model, tokenizer_folder, write_tokenizer
+from outpace.checkpoints.load import (
+    load_config,
+    load_model,
+    save_model,
+    tokenizer_folder,
+    write_tokenizer,
+)
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report, trackers, weights
@@ -298,6 +304,8 @@ class Trainer:
             return target and ExportDecoder(method=method or default, target=target)
         if self.adapter:
             base = origin.get("init")
+            if origin.get("config") and self.model.config.shift < load_config(base).shift:
+                return None  # the export is of a base whose queries were rotated
             return base and ExportDecoder(method=method or default, base=base)
         return ExportDecoder(method=method or default)
 
