@@ -2,7 +2,7 @@
 
     python benchmarks/everyday.py --model qwen2.5-coder-1.5b-instruct-q4_k_m.gguf \
         --draft qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --humaneval HumanEval.jsonl.gz \
-        --gsm8k test.jsonl --threads 2 --json benchmarks/results/everyday.json
+        --gsm8k test.jsonl --threads 2 --json everyday.json
 
 Other programs: OpenVINO and transformers where they are installed, and any server with the chat
 endpoint of OpenAI, which `--server NAME COMMAND` starts (`{port}` stands for the port):

@@ -15,7 +15,7 @@ from outpace.checkpoints.load import ZOO_FOLDER, load_adapter, load_model, save_
 from outpace.training import checkpoint, lora
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F
-from outpace.training.recipe import train_recipe
+from outpace.training.recipe import load_recipe
 from outpace.training.trainer import Trainer
 from runs import same_tensors
 
@@ -101,23 +101,41 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
     assert len(load_adapter(tmp_path / "export").updates) == 8
 
 
+ADAPTED = """
+[model]
+init = "tiny-ar"
+dtype = "bfloat16"
+config = {architectures = ["WeDLMForCausalLM"], model_type = "wedlm", mask_token_id = 1021}
+[adapter]
+rank = 2
+[objective]
+name = "wedlm"
+block = 4
+[data]
+path = "story:train"
+[train]
+steps = 1
+batch = 1
+precision = "bf16"
+"""
+
+
 def test_an_export_has_the_changes_and_number_format_of_its_base(tmp_path: Path) -> None:
-    lines = ["[model]", 'init = "tiny-ar"', 'dtype = "bfloat16"', "[adapter]", "rank = 2"]
-    lines += ["[model.config]", 'architectures = ["WeDLMForCausalLM"]', 'model_type = "wedlm"']
-    lines += ["mask_token_id = 1021", "[objective]", 'name = "wedlm"', "block = 4"]
-    lines += [
-        "[data]",
-        'path = "story:train"',
-        "[train]",
-        "steps = 1",
-        "batch = 1",
-        'precision = "bf16"',
-    ]
-    (tmp_path / "mine.toml").write_text("\n".join(lines))
-    train_recipe(str(tmp_path / "mine.toml"), [f"out={tmp_path / 'out'}"])
-    export = tmp_path / "out" / "export"
-    assert {each.down.dtype for each in load_adapter(export).updates.values()} == {torch.bfloat16}
-    assert LLM("tiny-ar", adapter=export).config.mask_id == 1021
+    (tmp_path / "mine.toml").write_text(ADAPTED)
+    trainer = load_recipe(tmp_path / "mine.toml", [f"out={tmp_path / 'out'}"]).build_trainer()
+    trainer.fit()
+    trainer.export(tmp_path / "export")
+    updates = load_adapter(tmp_path / "export").updates.values()
+    assert {each.down.dtype for each in updates} == {torch.bfloat16}
+    assert LLM("tiny-ar", adapter=tmp_path / "export").config.mask_id == 1021
+
+
+def test_an_adapter_of_a_base_that_lost_its_shift_has_no_decoder(tmp_path: Path) -> None:
+    other = ['model.config.architectures=["A2DQwen2LMHeadModel"]', "objective.name=mdlm"]
+    other += ["model.config.model_type=a2d-qwen2", f"out={tmp_path / 'out'}"]
+    (tmp_path / "mine.toml").write_text(ADAPTED.replace("block = 4\n", ""))
+    trainer = load_recipe(tmp_path / "mine.toml", other).build_trainer()
+    assert trainer.build_decoder({}) is None
 
 
 def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
