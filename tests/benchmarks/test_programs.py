@@ -11,8 +11,8 @@ import pytest
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())
 CLONES = [name for name in PROGRAMS if name.endswith("_official")]
-CURVES = ("everyday", "methods", "orders")
-"""Programs that draw."""
+CURVES = (("everyday", "everyday-servers"), ("methods", "methods"), ("orders", "orders"))
+"""Programs that draw, each with stored results."""
 
 
 @pytest.fixture
@@ -105,10 +105,9 @@ def test_every_program_is_run() -> None:
     assert sorted({name for name, _ in SMOKES} | set(CLONES) | others) == PROGRAMS
 
 
-@pytest.mark.parametrize("name", CURVES)
-def test_stored_results_are_drawn(name: str, run, tmp_path: Path) -> None:
-    results = str(FOLDER / "results" / f"{name}.json")
-    run(name, "--draw", results, "--png", str(tmp_path / "a.png"))
+@pytest.mark.parametrize(("name", "results"), CURVES)
+def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) -> None:
+    run(name, "--draw", str(FOLDER / "results" / f"{results}.json"), "--png", str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
