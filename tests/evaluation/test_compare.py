@@ -54,6 +54,18 @@ def test_paired_test_is_more_sensitive() -> None:
     assert found["tokens_per_forward"].value == pytest.approx(1.0)
 
 
+def test_likelihoods_are_paired_and_replace_the_accuracy_of_a_front() -> None:
+    def judged(sums: list[float]) -> dict[str, Any]:
+        run = result([True, True], [30, 30], likelihood=sum(sums) / 20)
+        run["samples"] |= {"likelihood": sums, "judged": [10, 10]}
+        return run
+
+    better, worse = judged([-5.0, -15.0]), judged([-8.0, -18.0])
+    found = bootstrap_differences(worse, better)["likelihood"]
+    assert found.value == pytest.approx(0.3) and found.low == found.high == pytest.approx(0.3)
+    assert pareto_indices([worse, better]) == {1}
+
+
 def test_false_positive_rate() -> None:
     rng = np.random.default_rng(1)
     runs = [result((rng.random(60) < 0.5).tolist(), [30] * 60) for _ in range(80)]

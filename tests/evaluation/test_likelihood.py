@@ -15,6 +15,7 @@ from outpace.evaluation.likelihood import (
     CausalLikelihood,
     LeftToRightLikelihood,
     MonteCarloLikelihood,
+    score_answers,
 )
 from outpace.methods import Autoregressive, LeftToRight, Method
 from refusal import refuses
@@ -47,6 +48,17 @@ def test_causal_model(name: str) -> None:
     for number, _ in llm.serve(requests):  # type: ignore[arg-type]
         expected = float(logprobs[number:].sum())
         assert methods[number].found.logprob == pytest.approx(expected, abs=1e-3)
+
+
+def test_answers_are_scored_after_their_prompts() -> None:
+    llm, answer = LLM("tiny-ar"), "He has 3 bags."
+    prompt = llm.text.encode(TEXT)
+    assert llm.text.codec is not None
+    ids = llm.text.codec.encode_plain(answer)
+    expected = read(llm, CausalLikelihood(known=len(prompt)), [*prompt, *ids])
+    sums, counts = score_answers(llm, [(prompt, answer), (prompt, ""), (prompt[:2], answer)])
+    assert counts == [len(ids), 0, len(ids)]
+    assert sums[0] == pytest.approx(expected, abs=1e-3) and sums[1] == 0 > sums[2]
 
 
 @pytest.mark.parametrize(

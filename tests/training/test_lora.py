@@ -78,7 +78,6 @@ def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) 
     trainer = run(tmp_path / "out", base)
     teacher = trainer.loss_module.models.others["teacher"]
     assert teacher.embedding.weight is trainer.model.embedding.weight
-    assert isinstance(teacher.blocks[0].attention.qkv, torch.nn.Linear)
     before = whole(teacher, IDS, causal=False)
     assert torch.allclose(before, whole(load_model(base), IDS, causal=False), atol=1e-4)
     trainer.fit()
@@ -99,6 +98,25 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
     assert config["base_model_name_or_path"] == str(base)
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert len(load_adapter(tmp_path / "export").updates) == 8
+
+
+def test_an_adapter_is_trained_further_and_taught_by_its_start(tmp_path: Path, base: Path) -> None:
+    first = run(tmp_path / "first", base)
+    first.fit()
+    first.export(tmp_path / "half")
+    given = str(tmp_path / "half")
+    further = run(tmp_path / "out", base, adapter=LoRA(rank=2, alpha=8, init=given))
+    teacher = further.loss_module.models.others["teacher"]
+    start = whole(load_model(base, adapter=given), IDS, causal=False)
+    for model in (teacher, further.model):
+        assert torch.allclose(whole(model, IDS, causal=False), start, atol=1e-4)
+    further.fit()
+    assert torch.allclose(whole(teacher, IDS, causal=False), start, atol=1e-4)
+    assert not torch.allclose(whole(further.model.eval(), IDS, causal=False), start, atol=1e-3)
+    with pytest.raises(ValueError, match=r"has rank 2; set rank to it, not to 3"):
+        run(tmp_path / "a", base, adapter=LoRA(rank=3, init=given))
+    with pytest.raises(ValueError, match=r"updates other matrices, such as .*set targets to k_pr"):
+        run(tmp_path / "b", base, adapter=LoRA(rank=2, targets=("v_proj",), init=given))
 
 
 ADAPTED = """

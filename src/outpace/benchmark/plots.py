@@ -138,16 +138,18 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}
 HEIGHTS = {"accuracy": "accuracy (%)", "acceptance_length": "acceptance length"}
+LIKELIHOOD = "log-likelihood per token (nats)"
 
 
 def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
-    """Write a plot of accuracy, or what is accepted, against speed: here and in the paper."""
+    """Write a plot of accuracy, acceptance or likelihood against speed: here and in the paper."""
     figure = new_figure(12.4, 5.2)
     here, there = figure.subplots(1, 2)
     key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     speed, height = axes_of(published)
+    judged = "likelihood" in results[0]
     for name, group in groupby(results, key=itemgetter("line")):
-        plot_line(here, list(group), key, name, height)
+        plot_line(here, list(group), key, name, "likelihood" if judged else height)
     shown = [point for point in published if {speed, height} <= set(point)]
     for name in dict.fromkeys(point["setting"] for point in shown):
         line = [point for point in shown if point["setting"] == name]
@@ -166,6 +168,8 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
         pane.margins(x=0.14, y=0.09)
         if pane.get_legend_handles_labels()[0]:
             pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
+    if judged:
+        here.set_ylabel(LIKELIHOOD)
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 

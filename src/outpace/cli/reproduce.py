@@ -14,6 +14,7 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
+from outpace.api.options import RequestOptions
 from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.reproduce.figure import (
     PAPERS,
@@ -45,7 +46,9 @@ from outpace.cli.task_flags import TaskFlags
 from outpace.cli.training import run_training
 from outpace.engine.stats import available_bytes, release_memory
 from outpace.errors import OptionError
+from outpace.evaluation.likelihood import score_answers
 from outpace.evaluation.protocol import Question
+from outpace.methods import Autoregressive
 from outpace.methods.method import check_at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance_record
@@ -289,6 +292,8 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
     sides.sort(key=lambda side: order[side.entry.name])
     found = summarise_sides(sides, plan.rounds)
     add_published(part, found)
+    if plan.judge is not None:
+        add_likelihoods(part, sides, found, caching)
     if plan.is_lossless:
         for side, figures in zip(sides, found, strict=True):
             figures["equal"] = equal_share(side, sides[0])
@@ -302,6 +307,22 @@ def add_published(part: Part, found: Sequence[SideFigures]) -> None:
             point = part.figure.point(line["paper"], part.plan.task)
             for each in figures:
                 each["paper"] = {key: point[key] for key in ("speedup", "acceptance_length")}
+
+
+def add_likelihoods(
+    part: Part, sides: Sequence[Side], found: Sequence[SideFigures], loading: LoadFlags
+) -> None:
+    """Add the log-likelihood per token of each side's answers by the judge of the scale."""
+    assert part.plan.judge is not None
+    entry = MethodEntry(model=part.plan.judge, method=Autoregressive(), line="judge")
+    (judge,) = build_sides([entry], LoadGrid(), part.asking, part.questions, loading)
+    asked = RequestOptions.of(judge.options)
+    prompts = [judge.llm.text.encode_request(q.prompt, asked)[0] for q in part.questions]
+    for side, figures in zip(sides, found, strict=True):
+        texts = [output.text for turn in side.turns for output in turn.outputs]
+        sums, counts = score_answers(judge.llm, zip(prompts, texts, strict=True))
+        figures["likelihood"] = round(sum(sums) / max(sum(counts), 1), 4)
+        figures["samples"] |= {"likelihood": [round(s, 3) for s in sums], "judged": counts}
 
 
 def equal_share(side: Side, first: Side) -> float:

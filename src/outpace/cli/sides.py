@@ -225,16 +225,16 @@ def empty_table(results: Sequence[SideFigures], columns: Sequence[str]) -> Table
 def results_table(results: Sequence[SideFigures]) -> Table:
     speed = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     unit = "CPU s" if results[0]["clock"] == "cpu" else "s"
-    columns = ("accuracy\n95 %", "tokens\nper forward", f"tokens\nper {unit}")
+    judged = "likelihood" in results[0]
+    quality = "nats\nper token" if judged else "accuracy\n95 %"
+    columns = (quality, "tokens\nper forward", f"tokens\nper {unit}")
     table = empty_table(results, (*columns, "p50 s\np95 s", "first\ntext s", "faster\n95 %"))
     for number, each in enumerate(results, 1):
         error = each["tokens_per_forward_error"]
-        low, high = each["interval"] or (0, 0)
-        scored = each["accuracy"] is not None
         table.add_row(
             str(number),
             *(str(each[key]) for key in varying_columns(results)),
-            f"{each['accuracy']:.1%}\n{low:.1%}–{high:.1%}" if scored else "—",
+            f"{each['likelihood']:.2f}" if judged else format_accuracy(each),
             f"{each['tokens_per_forward']:.2f}" + ("" if error is None else f"\n± {error:.2f}"),
             f"{each[speed]:.0f}",
             f"{each['latency']['p50']:.3f}\n{each['latency']['p95']:.3f}",
@@ -242,6 +242,13 @@ def results_table(results: Sequence[SideFigures]) -> Table:
             format_ratio(each["faster"]),
         )
     return table
+
+
+def format_accuracy(result: SideFigures) -> str:
+    if result["accuracy"] is None:
+        return "—"
+    low, high = result["interval"]
+    return f"{result['accuracy']:.1%}\n{low:.1%}–{high:.1%}"
 
 
 def print_names(results: Sequence[SideFigures]) -> None:

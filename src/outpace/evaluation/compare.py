@@ -62,7 +62,8 @@ def result_title(result: ResultRecord) -> str:
 
 
 def speed_accuracy(result: ResultRecord, speed: str = "tokens_per_forward") -> SpeedAccuracy:
-    return result[speed], result["accuracy"] or 0.0
+    """Return speed and accuracy, or the likelihood of a judged result."""
+    return result[speed], result.get("likelihood", result["accuracy"]) or 0.0
 
 
 def pareto_indices(results: Sequence[ResultRecord], speed: str = "tokens_per_forward") -> set[int]:
@@ -89,8 +90,8 @@ class Difference:
 def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str, Difference]:
     """Return differences of `other` from `first`, by a paired bootstrap over the questions.
 
-    Compares accuracy, if both were judged, tokens per forward, and the acceptance length, if both
-    have those of their answers.
+    Compares accuracy, if both were judged, tokens per forward, and the likelihood and acceptance
+    length, if both have those of their answers.
 
     Raises:
         ValueError: If the questions differ.
@@ -111,6 +112,10 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
     results["tokens_per_forward"] = bootstrap_difference(
         speed_statistic(first), speed_statistic(other), samples
     )
+    if "likelihood" in first["samples"] and "likelihood" in other["samples"]:
+        results["likelihood"] = bootstrap_difference(
+            likelihood_statistic(first), likelihood_statistic(other), samples
+        )
     if "acceptance" in first["samples"] and "acceptance" in other["samples"]:
         results["acceptance_length"] = bootstrap_difference(
             acceptance_statistic(first), acceptance_statistic(other), samples
@@ -139,6 +144,12 @@ def acceptance_statistic(result: ResultRecord) -> BootstrapStatistic:
     values = np.array(result["samples"]["acceptance"], float)  # NaN for None
     counted, sums = ~np.isnan(values), np.nan_to_num(values)
     return lambda samples: sums[samples].sum(axis=1) / np.maximum(counted[samples].sum(axis=1), 1)
+
+
+def likelihood_statistic(result: ResultRecord) -> BootstrapStatistic:
+    """Return the log-likelihood per token of the judge."""
+    sums, counts = (np.array(result["samples"][key], float) for key in ("likelihood", "judged"))
+    return lambda samples: sums[samples].sum(axis=1) / np.maximum(counts[samples].sum(axis=1), 1)
 
 
 def speed_statistic(result: ResultRecord) -> BootstrapStatistic:

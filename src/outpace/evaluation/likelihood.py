@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from outpace.api.llm import LLM
+from outpace.api.options import Options
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Prediction, Request
 from outpace.decoding.scoring import GivenTokens, score_tokens
 from outpace.methods import Method
@@ -45,6 +47,29 @@ class CausalLikelihood(Method):
             self.found.logprob = float(sum(out.logprobs or ()))
             self.found.greedy = out.tokens == text
         request.commit([0])
+
+
+def score_answers(
+    llm: LLM, answers: Iterable[tuple[Sequence[int], str]], batch: int = 8
+) -> tuple[list[float], list[int]]:
+    """Return the log-likelihood, in nats, and the number of tokens of each answer to its prompt.
+
+    Args:
+        llm: A causal model, which encodes the answers.
+        answers: Prompts as tokens of this model, each with the text of an answer.
+        batch: Answers scored together.
+    """
+    codec = llm.text.codec
+    assert codec is not None, "prompts were encoded"
+    texts = [([*prompt], codec.encode_plain(text)) for prompt, text in answers]
+    methods = [CausalLikelihood(known=len(prompt)) for prompt, _ in texts]
+    requests = (
+        (prompt + answer, Options(method=method, max_tokens=1, temperature=0.0))
+        for (prompt, answer), method in zip(texts, methods, strict=True)
+    )
+    for _ in llm.serve(requests, batch=batch):
+        pass
+    return [method.found.logprob for method in methods], [len(answer) for _, answer in texts]
 
 
 @dataclass(frozen=True, kw_only=True)

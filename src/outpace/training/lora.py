@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from outpace.checkpoints.adapter import LowRank
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
+from outpace.checkpoints.load import load_adapter
 from outpace.field_types import Bounds, PositiveFloat, check_bounds
 from outpace.models.transformer import Stack
 
@@ -30,12 +31,14 @@ class LoRA:
         alpha: an update is scaled by alpha / rank.
         dropout: fraction of an update's inputs that are dropped in training.
         targets: published names of matrices, such as `q_proj`; all attention matrices by default.
+        init: folder or hub name of an adapter to train further, of the same rank and matrices.
     """
 
     rank: Annotated[int, Bounds(1, MAX_RANK)] = 32
     alpha: PositiveFloat = 32.0
     dropout: Annotated[float, Bounds(0, 1, below=True)] = 0.0
     targets: tuple[str, ...] = ()
+    init: str | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -130,6 +133,28 @@ def attach_adapter(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
             if any(lora.adapts_weight(path, published) for published, _ in parts):
                 model.set_submodule(path, AdaptedLinear(path, linear, parts, lora))
     return model
+
+
+@torch.no_grad()
+def restore_updates(model: Stack, init: str) -> None:
+    """Set a model's updates to those of the adapter `init`; `ValueError` if they do not fit."""
+    known = load_adapter(init)
+    own = {u.published: u for u in model.modules() if isinstance(u, LowRankUpdate)}
+    if other := sorted(own.keys() ^ known.updates.keys()):
+        raise ValueError(
+            f"[adapter] init {init} updates other matrices, such as {other[0]!r}; set targets to "
+            f"{', '.join(sorted(set(map(matrix_name, known.updates))))}"
+        )
+    for name, update in own.items():
+        known.check_shape(name, (update.up.shape[0], update.down.shape[1]))
+        found = known.updates[name]
+        if len(found.down) != len(update.down):
+            raise ValueError(
+                f"[adapter] init {init} has rank {len(found.down)}; set rank to it, not to "
+                f"{len(update.down)}"
+            )
+        update.down.copy_(found.down)
+        update.up.copy_(found.up * (found.scale / update.scale))
 
 
 def matrix_parts(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:

@@ -127,7 +127,7 @@ def test_a_claim_names_each_published_point_alone() -> None:
         with pytest.raises(ValueError, match=name):
             find(name)
     with refuses("scale"):
-        find_at("d2f", "small")
+        find_at("d2f:noise", "small")
 
 
 def test_lines_have_the_settings_of_their_paper() -> None:

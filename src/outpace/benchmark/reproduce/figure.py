@@ -33,9 +33,10 @@ class Claim:
         text: the claim in words.
         line: number of the line, counted from 1.
         trend: `rises` or `falls` from its first setting to its last; `higher` or `lower` than
-            another line at each setting; `unbeaten` by another line, in accuracy and speed.
+            another line at each setting; `unbeaten` by another line, in accuracy (with a judge,
+            likelihood) and speed.
         key: the figure of a result that is compared; `speed` is tokens per second, `gain` the
-            speed relative to the first line.
+            speed relative to the first line, `likelihood` that of the text by the scale's judge.
         than: number of the other line.
         points: the fields that identify the published points, first to last or other to this
             line; empty where the paper gives no numbers.
@@ -67,6 +68,7 @@ class Scale:
         batch: numbers of concurrent requests; each line is measured at all of them.
         data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
+        judge: causal model that measures the likelihood of the answers.
         minutes: measured minutes of CPU time, for the expected time.
     """
 
@@ -80,6 +82,7 @@ class Scale:
     temperature: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     is_lossless: bool = False
+    judge: str | None = None
     minutes: float | None = None
 
     def setting(self) -> Setting:
@@ -106,6 +109,7 @@ class Scale:
     def given(self) -> dict[str, None]:
         """The models whose paths the user must give, without their prefix."""
         names = [name for entry in self.every for name in entry.model_names]
+        names += [self.judge] if self.judge else []
         return dict.fromkeys(n.removeprefix(GIVEN) for n in names if n.startswith(GIVEN))
 
     def with_models(self, paths: Mapping[str, str]) -> Scale:
@@ -118,7 +122,7 @@ class Scale:
             {key: named.get(str(value), value) for key, value in line.items()}
             for line in self.lines
         ]
-        return replace(self, lines=lines)
+        return replace(self, lines=lines, judge=named.get(str(self.judge), self.judge))
 
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:

@@ -56,11 +56,12 @@ def section(written: Written) -> str:
     made = written["provenance"]
     trained = written.get("trained", {}).items()
     models = "\n".join(f"- `{name}`: `outpace train {words}`" for name, words in trained)
+    judged = ("log-likelihood",) if "likelihood" in results[0] else ()
     parts = [
         f"## {written['figure']}",
         f"{about[:1].upper()}{about[1:]}.",
         table(("claim", "here", "measured", "in the paper"), map(claimed, written["claims"])),
-        table((*columns, f"tokens per {speed}", "over the first"), map(measured, results)),
+        table((*columns, f"tokens per {speed}", "over the first", *judged), map(measured, results)),
         models,
         f"{results[0]['problems']} problems of {results[0]['task']}, scale {written['scale']}, "
         f"{minutes(written)} minutes of CPU time, on {made['processor']}, revision "
@@ -90,6 +91,7 @@ def measured(result: dict[str, Any]) -> list[str]:
         f"{result['acceptance_length']:.2f}" + paper.get("acceptance_length", ""),
         f"{result[name]:.0f}",
         "" if faster is None else f"{faster['ratio']:.2f} ×" + paper.get("speedup", ""),
+        *([f"{result['likelihood']:.2f}"] if "likelihood" in result else []),
     ]
 
 
