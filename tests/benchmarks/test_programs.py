@@ -1,6 +1,7 @@
 """Every program in `benchmarks/` runs, as small as it can be."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -8,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from helpers import published, random_model
+from outpace.checkpoints.load import ZOO_FOLDER, save_model
+
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())
 CLONES = [name for name in PROGRAMS if name.endswith("_official")]
-CURVES = (("everyday", "everyday-servers"), ("methods", "methods"), ("orders", "orders"))
+CURVES = {"everyday": "everyday-servers", "methods": "methods", "orders": "orders"}
 """Programs that draw, each with stored results."""
 
 
@@ -100,12 +104,34 @@ def test_files_are_measured(run, tmp_path: Path) -> None:
     assert all(row[name] > 0 for name in ("load s", "prompt ms", "1 rows ms", "32 rows ms"))
 
 
+@pytest.mark.nightly
+def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> None:
+    config = published("LlamaForCausalLM", vocab_size=1024, max_position_embeddings=512)
+    save_model(random_model(config), tmp_path / "model")
+    shutil.copytree(ZOO_FOLDER / "vocabulary", tmp_path / "model", dirs_exist_ok=True)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "What is {n} + 2?"}}\n' for n in range(60)))
+    (tmp_path / "gsm8k").write_text('{"question": "What is 1 + 1?", "answer": "#### 2"}\n')
+    problem = {"prompt": "def one():\n", "test": "def check(f): pass", "entry_point": "one"}
+    (tmp_path / "humaneval").write_text(json.dumps(problem) + "\n")
+    words = [sys.executable, FOLDER / "real_text.py", "--folder", tmp_path / "out"]
+    words += ["--target", tmp_path / "model", "--small", tmp_path / "model", "--limit", "1"]
+    for name in ("prompts.jsonl", "gsm8k", "humaneval"):
+        words += [f"--{name.removesuffix('.jsonl')}", tmp_path / name]
+    words += ["--change", "train.steps=2", "--change", "held_out.examples=2"]
+    assert subprocess.run([*words, "--seconds", "6"]).returncode == 75
+    assert subprocess.run([*words, "--seconds", "900"]).returncode == 0
+    stages = json.loads((tmp_path / "out" / "stages.json").read_text())
+    assert len(stages) == 8 and all(stage["complete"] for stage in stages.values())
+    assert len([*(tmp_path / "out" / "figures").glob("*.json")]) == 5
+
+
 def test_every_program_is_run() -> None:
-    others = {"cpu_files", "tool_choice", "vocabulary"}
+    others = {"cpu_files", "real_text", "tool_choice", "vocabulary"}
     assert sorted({name for name, _ in SMOKES} | set(CLONES) | others) == PROGRAMS
 
 
-@pytest.mark.parametrize(("name", "results"), CURVES)
+@pytest.mark.parametrize(("name", "results"), CURVES.items())
 def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) -> None:
     run(
         name,

@@ -102,7 +102,8 @@ def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
 def choose_layers(count: int) -> list[int]:
     """Return up to five layers whose features a draft reads, evenly spaced (section 4.1)."""
     last = max(count - 3, 0)
-    return sorted({round(min(1, last) + (last - 1) * place / 4) for place in range(5)})
+    first = min(1, last)
+    return sorted({round(first + (last - first) * place / 4) for place in range(5)})
 
 
 def find_unused_token(examples: Examples, vocab: int) -> int:
