@@ -109,18 +109,16 @@ def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> 
     config = published("LlamaForCausalLM", vocab_size=1024, max_position_embeddings=512)
     save_model(random_model(config), tmp_path / "model")
     shutil.copytree(ZOO_FOLDER / "vocabulary", tmp_path / "model", dirs_exist_ok=True)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "What is {n} + 2?"}}\n' for n in range(60)))
-    (tmp_path / "gsm8k").write_text('{"question": "What is 1 + 1?", "answer": "#### 2"}\n')
     problem = {"prompt": "def one():\n", "test": "def check(f): pass", "entry_point": "one"}
-    (tmp_path / "humaneval").write_text(json.dumps(problem) + "\n")
-    words = [sys.executable, FOLDER / "real_text.py", "--folder", tmp_path / "out"]
-    words += ["--target", tmp_path / "model", "--small", tmp_path / "model", "--limit", "1"]
-    for name in ("prompts.jsonl", "gsm8k", "humaneval"):
-        words += [f"--{name.removesuffix('.jsonl')}", tmp_path / name]
-    words += ["--change", "train.steps=2", "--change", "held_out.examples=2"]
-    assert subprocess.run([*words, "--seconds", "6"]).returncode == 75
-    assert subprocess.run([*words, "--seconds", "900"]).returncode == 0
+    question = {"question": "What is 1 + 1?", "answer": "#### 2"}
+    prompts = [{"prompt": f"What is {n} + 2?"} for n in range(60)]
+    for name, lines in (("prompts", prompts), ("gsm8k", [question]), ("humaneval", [problem])):
+        (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    given = "--target model --small model --prompts prompts --gsm8k gsm8k --humaneval humaneval"
+    small = "--folder out --limit 1 --change train.steps=2 --change held_out.examples=2"
+    command = [sys.executable, FOLDER / "real_text.py", *f"{given} {small}".split(), "--seconds"]
+    for seconds, status in (("6", 75), ("900", 0)):
+        assert subprocess.run([*command, seconds], cwd=tmp_path).returncode == status
     stages = json.loads((tmp_path / "out" / "stages.json").read_text())
     assert len(stages) == 8 and all(stage["complete"] for stage in stages.values())
     assert len([*(tmp_path / "out" / "figures").glob("*.json")]) == 5
