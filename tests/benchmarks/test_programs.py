@@ -121,7 +121,11 @@ def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> 
         assert subprocess.run([*command, seconds], cwd=tmp_path).returncode == status
     stages = json.loads((tmp_path / "out" / "stages.json").read_text())
     assert len(stages) == 8 and all(stage["complete"] for stage in stages.values())
-    assert len([*(tmp_path / "out" / "figures").glob("*.json")]) == 5
+    figures = tmp_path / "out" / "figures"
+    assert len([*figures.glob("*.json")]) == 5
+    results = json.loads((figures / "apd-prose-small.json").read_text())["results"]
+    likelihoods = [each["likelihood"] for each in results]
+    assert len(results) == 10 and max(likelihoods) == likelihoods[-1] < 0  # its own greedy answer
 
 
 def test_every_program_is_run() -> None:

@@ -7,9 +7,6 @@ import pytest
 
 from outpace import LLM
 from outpace.benchmark.reproduce import figure, memory
-from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import load_model
-from outpace.training.lora import LoRA, attach_adapter, collect_updates
 
 PNG = b"\x89PNG"
 MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
@@ -73,24 +70,6 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
         assert [number for number, paper in enumerate(papers) if paper] == [1, 3]
     text = (tmp_path / "figures.md").read_text()
     assert "| dflash:table1 | small, mtbench | " in text and "(paper 4.24)" in text
-
-
-@pytest.mark.nightly
-def test_a_judge_measures_the_likelihood_of_the_answers(outpace, tmp_path):
-    lora = LoRA(rank=1)
-    model = attach_adapter(load_model("tiny-ar", plain=True), lora)
-    changes = {"architectures": ["DreamModel"], "model_type": "Dream", "mask_token_id": 1021}
-    config = lora.adapter_config(model, {"init": "tiny-ar", "config": changes})
-    save_adapter(tmp_path / "dream", collect_updates(model), config)
-    (tmp_path / "gsm8k").write_text(json.dumps(QUESTION) + "\n")
-    words = ("apd:prose", "--scale", "small", "--data", tmp_path / "gsm8k", "--limit", 1)
-    given = ("--model", "target=tiny-ar", "--model", f"dream={tmp_path / 'dream'}")
-    status, out, err = outpace("reproduce", *words, *given, "--out", tmp_path)
-    assert status == 0, err
-    results = json.loads((tmp_path / "apd-prose-small.json").read_text())["results"]
-    best = results[-1]["likelihood"]  # of the judge's own greedy answer
-    assert len(results) == 10 and all(each["likelihood"] < best < 0 for each in results[:3])
-    assert "nats" in out and "| log-likelihood |" in (tmp_path / "figures.md").read_text()
 
 
 @pytest.mark.sampled
