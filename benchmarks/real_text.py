@@ -6,16 +6,14 @@
 
 The stages are: on a GPU, its benchmark; a DFlash draft for the target and for the small model; the
 small model's adapters for WeDLM, Dream and D2F; and their figures. Each is a command that goes on
-where it was interrupted. At the end of its time a call interrupts the command as Ctrl-C does and
-exits with status 75; call it again, until the status is 0. `stages.json` in the folder has the
-seconds of each stage.
+where it was stopped. At the end of its time a call stops the command and exits with status 75; call
+it again, until the status is 0. `stages.json` in the folder has the seconds of each stage.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +25,7 @@ CONTINUES = 75
 """Exit status if stages are left, EX_TEMPFAIL of sysexits.h."""
 
 GRACE = 60.0
-"""Seconds in which an interrupted command must have saved its state."""
+"""Seconds in which a stopped command must have saved its state."""
 
 
 def list_stages(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -71,12 +69,12 @@ def list_stages(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def run_command(words: list[str], seconds: float) -> int | None:
-    """Run a command; interrupt it after some seconds and return None, else its exit status."""
+    """Run a command; stop it after some seconds and return None, else its exit status."""
     process = subprocess.Popen(words)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(GRACE)
         except subprocess.TimeoutExpired:
