@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from adapting import write_adapter
 from grouped import (
     AWQ_CONFIG,
     DOWN,
@@ -24,7 +25,7 @@ from grouped import (
 )
 from helpers import needs_packed_loops, published, random_model, whole
 from outpace import LLM
-from outpace.checkpoints.load import load_model, save_model
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.kernels.packed import BLOCK_FORMATS
 from outpace.models.low_bits import layer_projections
 from outpace.models.packed import PackedEmbedding, PackedLinear
@@ -140,6 +141,16 @@ def test_other_groups_are_dequantized(
     assert len(kinds(ours)) == 8 - count
     wanted = load_model(folder).state_dict()
     assert all(torch.equal(found, wanted[each]) for each, found in ours.state_dict().items())
+
+
+def test_matrices_under_an_adapter_are_dequantized(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path, "awq")
+    write_adapter(tmp_path / "adapter", load_config(folder), parts=("attention",))
+    with caplog.at_level("WARNING", "outpace"):
+        assert len(kinds(load_model(folder, quantize="native", adapter=tmp_path / "adapter"))) == 4
+    assert "4 matrices" in caplog.text and "quantize int8" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["gptq, ordered", "awq", "packed, asymmetric"])

@@ -54,6 +54,9 @@ Int8Matrix = tuple[Tensor, Tensor]
 ReadStored = Callable[[Sequence[TensorPart]], Quantizer | None]
 """Reads a matrix in its stored format; None if it is to be dequantized."""
 
+MERGED = "an adapter is merged into them; with quantize int8 they are faster"
+"""Why packed matrices of a CPU are dequantized under an adapter."""
+
 
 def fill_model(
     model: Stack,
@@ -89,6 +92,8 @@ def fill_model(
             parts = parts_by_name[f"{prefix}.weight"]
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
                 stored = read_stored(parts)
+            elif narrow is None and weights.has_packed:
+                weights.unpacked.setdefault(MERGED, []).append(parts[0].source)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             report(size * done // total, size)
