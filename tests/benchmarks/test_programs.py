@@ -124,8 +124,7 @@ def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> 
     figures = tmp_path / "out" / "figures"
     assert len([*figures.glob("*.json")]) == 5
     results = json.loads((figures / "apd-prose-small.json").read_text())["results"]
-    likelihoods = [each["likelihood"] for each in results]
-    assert len(results) == 10 and max(likelihoods) == likelihoods[-1] < 0  # its own greedy answer
+    assert len(results) == 10 and all(each["likelihood"] < 0 for each in results)
 
 
 def test_every_program_is_run() -> None:

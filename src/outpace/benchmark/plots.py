@@ -142,34 +142,34 @@ LIKELIHOOD = "log-likelihood per token (nats)"
 
 
 def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
-    """Write a plot of accuracy, acceptance or likelihood against speed: here and in the paper."""
-    figure = new_figure(12.4, 5.2)
-    here, there = figure.subplots(1, 2)
+    """Write a plot of accuracy, acceptance or likelihood against speed.
+
+    The published points are beside it, if the paper has any with both.
+    """
     key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     speed, height = axes_of(published)
     judged = "likelihood" in results[0]
-    for name, group in groupby(results, key=itemgetter("line")):
-        plot_line(here, list(group), key, name, "likelihood" if judged else height)
     shown = [point for point in published if {speed, height} <= set(point)]
+    figure = new_figure(12.4 if shown else 7.4, 5.2)
+    panes = figure.subplots(1, 2 if shown else 1, squeeze=False)[0]
+    for name, group in groupby(results, key=itemgetter("line")):
+        plot_line(panes[0], list(group), key, name, "likelihood" if judged else height)
     for name in dict.fromkeys(point["setting"] for point in shown):
         line = [point for point in shown if point["setting"] == name]
         x, y = ([point[axis] for point in line] for axis in (speed, height))
-        there.plot(x, y, "o", fillstyle="none", label=name)
+        panes[1].plot(x, y, "o", fillstyle="none", label=name)
         for point in line:
             place = (point[speed], point[height])
-            there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
-    if not shown:
-        center = {"ha": "center", "transform": there.transAxes}
-        there.text(0.5, 0.5, "no points with both figures", **center)
-    for pane, name in ((here, CLOCKED[key]), (there, f"{CLOCKED[speed]}, as published")):
+            panes[1].annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
+    names = CLOCKED[key], f"{CLOCKED[speed]}, as published"
+    heights = LIKELIHOOD if judged else HEIGHTS[height], HEIGHTS[height]
+    for pane, name, label in zip(panes, names, heights, strict=False):
         pane.set_xlabel(name)
-        pane.set_ylabel(HEIGHTS[height])
+        pane.set_ylabel(label)
         pane.grid(alpha=0.3)
         pane.margins(x=0.14, y=0.09)
         if pane.get_legend_handles_labels()[0]:
             pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
-    if judged:
-        here.set_ylabel(LIKELIHOOD)
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 
