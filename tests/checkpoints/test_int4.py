@@ -143,9 +143,7 @@ def test_other_groups_are_dequantized(
     assert all(torch.equal(found, wanted[each]) for each, found in ours.state_dict().items())
 
 
-def test_matrices_under_an_adapter_are_dequantized(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_adapter_dequantizes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write(tmp_path, "awq")
     write_adapter(tmp_path / "adapter", load_config(folder), parts=("attention",))
     with caplog.at_level("WARNING", "outpace"):
