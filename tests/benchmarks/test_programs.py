@@ -119,8 +119,7 @@ def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> 
     command = [sys.executable, FOLDER / "real_text.py", *f"{given} {small}".split(), "--seconds"]
     for seconds, status in (("6", 75), ("900", 0)):
         assert subprocess.run([*command, seconds], cwd=tmp_path).returncode == status
-    stages = json.loads((tmp_path / "out" / "stages.json").read_text())
-    assert len(stages) == 8 and all(stage["complete"] for stage in stages.values())
+    assert (tmp_path / "out" / "stages.json").read_text().count('"complete": true') == 8
     files = {path.stem: path for path in (tmp_path / "out" / "figures").glob("*.json")}
     results = json.loads(files["apd-prose-small"].read_text())["results"]
     assert len(files) == 5 and all(each["likelihood"] < 0 for each in results)
