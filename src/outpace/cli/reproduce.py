@@ -319,6 +319,7 @@ def add_likelihoods(
     asked = RequestOptions.of(judge.options)
     prompts = [judge.llm.text.encode_request(q.prompt, asked)[0] for q in part.questions]
     for side, figures in zip(sides, found, strict=True):
+        console.print(f"likelihood of the answers: {side.entry.name}", soft_wrap=True)
         texts = [output.text for turn in side.turns for output in turn.outputs]
         sums, counts = score_answers(judge.llm, zip(prompts, texts, strict=True))
         figures["likelihood"] = round(sum(sums) / max(sum(counts), 1), 4)
