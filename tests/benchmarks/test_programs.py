@@ -132,13 +132,8 @@ def test_every_program_is_run() -> None:
 
 @pytest.mark.parametrize(("name", "results"), CURVES.items())
 def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) -> None:
-    run(
-        name,
-        "--draw",
-        str(FOLDER / "results" / f"{results}.json"),
-        "--png",
-        str(tmp_path / "a.png"),
-    )
+    stored = str(FOLDER / "results" / f"{results}.json")
+    run(name, "--draw", stored, "--png", str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 

@@ -14,6 +14,7 @@ from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_tokenizer, tra
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, DSparkDraft
 from outpace.models.extending import EagleDraft
 from outpace.training import weights
+from outpace.training.draft_recipe import choose_layers
 from outpace.training.objectives import MDLM, DFlash, Eagle3
 from outpace.training.optim import Optim
 from outpace.training.plan import plan_recipe
@@ -143,3 +144,8 @@ def test_answers_of_another_model_are_refused(tmp_path: Path) -> None:
         train('data.template={ style = "short" }')
     train(accepted, target="0")
     train("out=" + str(tmp_path / "own"))
+
+
+def test_a_draft_reads_layers_that_its_target_has() -> None:
+    chosen = {count: choose_layers(count) for count in range(1, 40)}
+    assert all(0 <= layers[0] <= layers[-1] < count for count, layers in chosen.items())

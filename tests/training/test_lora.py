@@ -78,6 +78,7 @@ def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) 
     trainer = run(tmp_path / "out", base)
     teacher = trainer.loss_module.models.others["teacher"]
     assert teacher.embedding.weight is trainer.model.embedding.weight
+    assert isinstance(teacher.blocks[0].attention.qkv, torch.nn.Linear)
     before = whole(teacher, IDS, causal=False)
     assert torch.allclose(before, whole(load_model(base), IDS, causal=False), atol=1e-4)
     trainer.fit()
@@ -108,6 +109,7 @@ def test_an_adapter_is_trained_further_and_taught_by_its_start(tmp_path: Path, b
     further = run(tmp_path / "out", base, adapter=LoRA(rank=2, alpha=8, init=given))
     teacher = further.loss_module.models.others["teacher"]
     start = whole(load_model(base, adapter=given), IDS, causal=False)
+    assert not any(weight.requires_grad for weight in teacher.parameters())
     for model in (teacher, further.model):
         assert torch.allclose(whole(model, IDS, causal=False), start, atol=1e-4)
     further.fit()

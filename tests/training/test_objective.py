@@ -41,7 +41,7 @@ def seen(architecture: str, wanted: Objective) -> tuple[float, float, torch.Tens
     bound = wanted.bind(model.config)
     texts = [Example([3, 4], [5 + n] * 60, [False] * 60) for n in range(3)]
     rows = pack_documents([bound.rows(text, default_rng(n)) for n, text in enumerate(texts)])
-    models = Models(model, build_teachers(bound, model))
+    models = Models(model, build_teachers(bound, model, adapted=False))
     with PeakMemory() as memory:
         loss = bound.loss(models, rows)
         loss.total.backward()

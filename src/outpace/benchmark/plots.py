@@ -137,8 +137,11 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}
-HEIGHTS = {"accuracy": "accuracy (%)", "acceptance_length": "acceptance length"}
-LIKELIHOOD = "log-likelihood per token (nats)"
+HEIGHTS = {
+    "accuracy": "accuracy (%)",
+    "acceptance_length": "acceptance length",
+    "likelihood": "log-likelihood per token (nats)",
+}
 
 
 def draw_figure(results: Results, published: Results, title: str, path: Path) -> None:
@@ -148,12 +151,12 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
     """
     key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     speed, height = axes_of(published)
-    judged = "likelihood" in results[0]
+    own = "likelihood" if "likelihood" in results[0] else height
     shown = [point for point in published if {speed, height} <= set(point)]
     figure = new_figure(12.4 if shown else 7.4, 5.2)
     panes = figure.subplots(1, 2 if shown else 1, squeeze=False)[0]
     for name, group in groupby(results, key=itemgetter("line")):
-        plot_line(panes[0], list(group), key, name, "likelihood" if judged else height)
+        plot_line(panes[0], list(group), key, name, own)
     for name in dict.fromkeys(point["setting"] for point in shown):
         line = [point for point in shown if point["setting"] == name]
         x, y = ([point[axis] for point in line] for axis in (speed, height))
@@ -162,8 +165,7 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
             place = (point[speed], point[height])
             panes[1].annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
     names = CLOCKED[key], f"{CLOCKED[speed]}, as published"
-    heights = LIKELIHOOD if judged else HEIGHTS[height], HEIGHTS[height]
-    for pane, name, label in zip(panes, names, heights, strict=False):
+    for pane, name, label in zip(panes, names, (HEIGHTS[own], HEIGHTS[height]), strict=False):
         pane.set_xlabel(name)
         pane.set_ylabel(label)
         pane.grid(alpha=0.3)

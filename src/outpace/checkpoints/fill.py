@@ -89,11 +89,7 @@ def fill_model(
         stored = None
         is_quantizable = type(module) in QUANTIZABLE_MODULES
         if read_stored is not None and is_quantizable:
-            parts = parts_by_name[f"{prefix}.weight"]
-            if adapter is None or not any(piece.source in adapter.updates for piece in parts):
-                stored = read_stored(parts)
-            elif narrow is None and weights.has_packed:
-                weights.unpacked.setdefault(MERGED, []).append(parts[0].source)
+            stored = read_stored(parts_by_name[f"{prefix}.weight"])
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             report(size * done // total, size)
@@ -121,17 +117,22 @@ def fill_model(
 
 
 def build_stored_reader(
-    weights: CheckpointWeights, quantize: str | None, dtype: torch.dtype
+    weights: CheckpointWeights, quantize: str | None, dtype: torch.dtype, adapter: Adapter | None
 ) -> tuple[ReadStored, bool]:
     """Return a reader of matrices in their stored format, and whether block formats are kept.
 
-    Block formats are kept for `native`, and those of 4 bits for `int4`.
+    Block formats are kept for `native`, and those of 4 bits for `int4`; matrices under an adapter
+    are not.
     """
     kept = {NATIVE: frozenset(BLOCK_FORMATS.values()), "int4": FOUR_BITS}
     kinds = kept.get(quantize or "", frozenset())
     keeps_blocks = bool(kinds) and weights.has_packed and has_packed_products()
 
     def read_stored(parts: Sequence[TensorPart]) -> Quantizer | None:
+        if adapter is not None and any(piece.source in adapter.updates for piece in parts):
+            if keeps_blocks and quantize == NATIVE:
+                weights.unpacked.setdefault(MERGED, []).append(parts[0].source)
+            return None
         packed = weights.read_packed(parts) if keeps_blocks else None
         if packed is not None and kinds.issuperset(kind for kind, *_ in packed.parts):
             return lambda module: pack_module(module, packed, dtype)

@@ -316,7 +316,9 @@ def build_model(
         except ValueError as error:
             raise prefix_error(str(folder), error) from error
         keeps = not plain and share is None and torch.device(device).type == "cpu"
-        read, packs = build_stored_reader(weights, quantize, dtype) if keeps else (None, False)
+        read, packs = (
+            build_stored_reader(weights, quantize, dtype, adapter) if keeps else (None, False)
+        )
         fill_model(
             *(model, weights, dtype, device, adapter),
             read_stored=read,

@@ -89,7 +89,7 @@ def reproduce(
     ] = Path("reproduced"),
     models: Annotated[
         list[str] | None,
-        Option("--model", help="NAME=PATH of each model that small needs: target, dflash, eagle."),
+        Option("--model", help="NAME=PATH of each model that small needs, such as target=FILE."),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -278,6 +278,8 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
     loads = LoadGrid(max_tokens=most, temperature=plan.temperature)
     paths = made_in(out / "trained", needed(entries))
     caching = loading.with_values(cache_gib=loading.cache_gib or CACHE_GIB)
+    if plan.judge is not None:
+        caching.check_methods([(plan.judge, Autoregressive())])
     sides: list[Side] = []
     for together in split_by_memory(entries, loading):
         added = list(build_sides(together, loads, part.asking, part.questions, caching, paths))

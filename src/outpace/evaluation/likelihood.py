@@ -50,14 +50,13 @@ class CausalLikelihood(Method):
 
 
 def score_answers(
-    llm: LLM, answers: Iterable[tuple[Sequence[int], str]], batch: int = 8
+    llm: LLM, answers: Iterable[tuple[Sequence[int], str]]
 ) -> tuple[list[float], list[int]]:
     """Return the log-likelihood, in nats, and the number of tokens of each answer to its prompt.
 
     Args:
         llm: A causal model, which encodes the answers.
         answers: Prompts as tokens of this model, each with the text of an answer.
-        batch: Answers scored together.
     """
     codec = llm.text.codec
     assert codec is not None, "prompts were encoded"
@@ -67,7 +66,7 @@ def score_answers(
         (prompt + answer, Options(method=method, max_tokens=1, temperature=0.0))
         for (prompt, answer), method in zip(texts, methods, strict=True)
     )
-    for _ in llm.serve(requests, batch=batch):
+    for _ in llm.serve(requests, batch=8):
         pass
     return [method.found.logprob for method in methods], [len(answer) for _, answer in texts]
 

@@ -238,15 +238,13 @@ class LossModule(nn.Module):
         return loss.total, loss.metrics
 
 
-def build_teachers(objective: Objective, model: Stack) -> dict[str, Transformer]:
-    """Copy the initial model as teacher if needed; it shares the weights that are frozen."""
+def build_teachers(objective: Objective, model: Stack, adapted: bool) -> dict[str, Transformer]:
+    """Copy the initial model as teacher if needed; under an adapter it shares the weights."""
     if not objective.needs_teacher:
         return {}
     assert isinstance(model, Transformer)
-    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
-    shared = [*frozen, *model.buffers()] if frozen else []
-    teacher = deepcopy(model, {id(tensor): tensor for tensor in shared})
-    return {"teacher": teacher.requires_grad_(False).eval()}
+    shared = (*model.parameters(), *model.buffers()) if adapted else ()
+    return {"teacher": deepcopy(model, {id(parameter): parameter for parameter in shared})}
 
 
 def ignore_norm_advice() -> None:

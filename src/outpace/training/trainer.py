@@ -202,13 +202,16 @@ class Trainer:
         )
 
     def build_loss_module(self, others: Mapping[str, Transformer]) -> LossModule:
+        taught = build_teachers(self.objective, self.model, self.adapter is not None)
         if self.adapter is None:
             weights.mark_trainable(self.model)
         else:
             lora.attach_adapter(self.model, self.adapter, self.loop.seed)
             if self.adapter.init is not None:
                 lora.restore_updates(self.model, self.adapter.init)
-        taught = build_teachers(self.objective, self.model)
+                for teacher in taught.values():
+                    lora.attach_adapter(teacher, self.adapter).eval()
+                    lora.restore_updates(teacher.requires_grad_(False), self.adapter.init)
         if self.loop.recompute:
             for block in self.model.blocks:
                 # Set on the instance, so that parameters keep their names.
