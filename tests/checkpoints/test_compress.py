@@ -174,7 +174,6 @@ def test_invalid_models_and_folders_are_refused(plain: Path, tmp_path: Path) -> 
     for source, out, options, token in (
         (folder, new, {}, "small"),
         (plain, folder, {}, "small"),
-        (plain, new, {"to": "int3"}, "int3"),
         (plain, tmp_path / "file", {}, "file"),
         (plain, tmp_path / "file" / "in it", {}, "in it"),
         ("tiny-dflash", new, {"target": plain}, "target"),

@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.checkpoints.fields import shorten
 from outpace.checkpoints.fill import (
     LoadProgress,
     borrowed_names,
@@ -103,9 +102,6 @@ def remove_abandoned(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-TARGET_FORMATS = ("int8",)
-"""Supported formats."""
-
 COPIED_PATTERNS = ("*.json", "*.txt", "*.jinja")
 """Files that are copied: all but the weights, their configuration and their index."""
 
@@ -132,7 +128,6 @@ def compress_checkpoint(
     folder: str | Path,
     *,
     target: str | Path | None = None,
-    to: str = "int8",
     progress: LoadProgress | None = None,
 ) -> Path:
     """Write a model with int8 matrices, and its tokenizer.
@@ -143,7 +138,6 @@ def compress_checkpoint(
         name: Model to read.
         folder: New or empty folder to write to.
         target: For a draft, the model that it drafts for. Only its configuration is read.
-        to: Format, `int8`.
         progress: Receives the number of written tensors and their total.
 
     Returns:
@@ -154,10 +148,6 @@ def compress_checkpoint(
             without its target, for a folder that is not empty, and if a file cannot be written;
             then nothing is written.
     """
-    if to not in TARGET_FORMATS:
-        raise ValueError(
-            f"unknown format {shorten(to)} to quantize to; known are {', '.join(TARGET_FORMATS)}"
-        )
     origin, folder = resolve_checkpoint(name), Path(folder)
     config = load_config(origin)
     if not is_gguf(origin) and scheme_of(read_published_config(origin / CONFIG_FILE)) is not None:

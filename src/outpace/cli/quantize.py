@@ -19,7 +19,6 @@ def quantize(
     target: Annotated[
         str | None, Option(help="For a draft: the model that it drafts for.", show_default=False)
     ] = None,
-    to: Annotated[str, Option(help="Weight format: int8.")] = "int8",
 ) -> None:
     """Write a model with 8-bit weights, in the published compressed-tensors format.
 
@@ -33,6 +32,6 @@ def quantize(
         def update_bar(done: int, total: int) -> None:
             shown.update(bar, completed=done, total=total)
 
-        folder = compress_checkpoint(model, output, target=target, to=to, progress=update_bar)
+        folder = compress_checkpoint(model, output, target=target, progress=update_bar)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     console.print(f"{size / 1e6:.1f} MB of weights in {folder}", style="dim", soft_wrap=True)

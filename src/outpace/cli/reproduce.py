@@ -89,7 +89,11 @@ def reproduce(
     ] = Path("reproduced"),
     models: Annotated[
         list[str] | None,
-        Option("--model", help="NAME=PATH of each model that small needs, such as target=FILE."),
+        Option(
+            "--model",
+            help="NAME=PATH of a model of small, such as target=FILE; lines of others are left "
+            "out.",
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -121,6 +125,9 @@ def reproduce(
         for plan in each.scales[scale]
     ]
     paths = model_paths(models or (), [plan for _, plan in plans])
+    if absent := dict.fromkeys(n for _, plan in plans for n in plan.given if n not in paths):
+        names = ", ".join(absent)
+        console.print(f"without a path of {names}: lines and claims that need it are left out")
     plans = [(each, plan.with_models(paths)) for each, plan in plans]
     files = data_files(data or (), [plan for _, plan in plans])
     examples = shot_files(shots or (), [plan for _, plan in plans])
@@ -194,6 +201,7 @@ def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
             note=claim.note if part.scale == "mini" else "",
         )
         for claim in figure.claims_at(part.scale)
+        if lines[claim.line - 1] and (claim.than is None or lines[claim.than - 1])
     ]
     return [*verdicts, judge_texts(found)] if plan.is_lossless else verdicts
 

@@ -104,8 +104,10 @@ def test_a_given_model_takes_its_path_in_every_line() -> None:
     paths = {"target": "a.gguf", "dflash": "b", "eagle": "c"}
     models = [entry.model_names for entry in plan.with_models(paths).every]
     assert models[:2] == [["a.gguf"], ["a.gguf", "b"]] and not plan.with_models(paths).given
-    with pytest.raises(ValueError, match="eagle=PATH"):
-        plan.with_models({"target": "a", "dflash": "b"})
+    fewer = plan.with_models({"target": "a", "dflash": "b"})
+    assert [len(line) for line in fewer.entries] == [1, 1, 1, 0, 0, 1, 1]
+    with pytest.raises(ValueError, match="target=PATH"):
+        plan.with_models({"dflash": "b"})
 
 
 def test_a_line_is_measured_with_several_requests_at_a_time() -> None:

@@ -90,8 +90,10 @@ class Scale:
 
     @cached_property
     def entries(self) -> list[list[MethodEntry]]:
-        """The entries of each line."""
-        return [sweep_batches(list(line_of(line)), self.batch) for line in self.lines]
+        """The entries of each line; none of an empty one."""
+        return [
+            sweep_batches(list(line_of(line)), self.batch) if line else [] for line in self.lines
+        ]
 
     @property
     def every(self) -> list[MethodEntry]:
@@ -107,14 +109,20 @@ class Scale:
 
     @property
     def given(self) -> dict[str, None]:
-        """The models whose paths the user must give, without their prefix."""
+        """The models whose paths the user gives, without their prefix."""
         names = [name for entry in self.every for name in entry.model_names]
         names += [self.judge] if self.judge else []
         return dict.fromkeys(n.removeprefix(GIVEN) for n in names if n.startswith(GIVEN))
 
     def with_models(self, paths: Mapping[str, str]) -> Scale:
-        """Replace given models by their paths; `OptionError` for a missing one."""
-        if missing := [name for name in self.given if name not in paths]:
+        """Replace given models by their paths, and empty the lines of those without a path.
+
+        Raises:
+            OptionError: the first line or the judge needs a model without a path.
+        """
+        if missing := [
+            each for each in replace(self, lines=self.lines[:1]).given if each not in paths
+        ]:
             message = f"--model: give the path of {', '.join(missing)}: --model {missing[0]}=PATH"
             raise OptionError("model", missing, message)
         named = {f"{GIVEN}{name}": path for name, path in paths.items()}
@@ -122,7 +130,11 @@ class Scale:
             {key: named.get(str(value), value) for key, value in line.items()}
             for line in self.lines
         ]
-        return replace(self, lines=lines, judge=named.get(str(self.judge), self.judge))
+        able = [
+            {} if any(str(value).startswith(GIVEN) for value in line.values()) else line
+            for line in lines
+        ]
+        return replace(self, lines=able, judge=named.get(str(self.judge), self.judge))
 
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
