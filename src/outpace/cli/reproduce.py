@@ -25,6 +25,7 @@ from outpace.benchmark.reproduce.figure import (
     figure_names,
     find,
     find_at,
+    given_models,
     model_paths,
     needed,
     shot_files,
@@ -125,10 +126,11 @@ def reproduce(
         for plan in each.scales[scale]
     ]
     paths = model_paths(models or (), [plan for _, plan in plans])
-    if absent := dict.fromkeys(n for _, plan in plans for n in plan.given if n not in paths):
+    absent = [name for name in given_models(plan for _, plan in plans) if name not in paths]
+    plans = [(each, plan.with_models(paths)) for each, plan in plans]
+    if absent:
         names = ", ".join(absent)
         console.print(f"without a path of {names}: lines and claims that need it are left out")
-    plans = [(each, plan.with_models(paths)) for each, plan in plans]
     files = data_files(data or (), [plan for _, plan in plans])
     examples = shot_files(shots or (), [plan for _, plan in plans])
     for each, plan in plans:

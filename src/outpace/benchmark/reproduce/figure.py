@@ -304,9 +304,14 @@ def find_at(named: str, scale: str) -> list[Figure]:
     return found
 
 
+def given_models(plans: Iterable[Scale]) -> list[str]:
+    """Return the models of plans whose paths the user gives."""
+    return list(dict.fromkeys(name for plan in plans for name in plan.given))
+
+
 def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
     """Return paths by name, from NAME=PATH; `OptionError` for a model that no plan needs."""
-    known = list(dict.fromkeys(name for plan in plans for name in plan.given))
+    known = given_models(plans)
     paths: dict[str, str] = {}
     for text in texts:
         name, _, path = text.partition("=")
