@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from outpace.cli.chat import ChatSession
 from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
 from prepared import prepared
+from thinking import thinking_llm
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 Run = Callable[..., tuple[int, str, str]]
@@ -110,6 +112,13 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
         ("/method left_to_right", "diffusion"),
         ("/method speculative draft=nowhere", "nowhere"),
         ("/race autoregressive", "/race"),
+        ("/set colour 3", "temperature"),
+        ("/set top_p 7", "top_p"),
+        ("/set min_p nan", "min_p"),
+        ("/set max_tokens many", "max_tokens"),
+        ("/file nowhere.txt", "nowhere.txt"),
+        ("/file", "path"),
+        ("/save /dev/full/x", "/dev/full"),
         ("x " * 600, "slots"),
         ("\udcff", "UTF-8"),
     ],
@@ -125,19 +134,63 @@ def test_a_race_needs_a_method(chat: Run) -> None:
     assert "/race needs a method" in err
 
 
-def test_lines_that_arrive_together_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, pending = iter(["a", "b", "c", "/race"]), iter([True, False, True])
+def test_a_conversation_goes_on_from_its_file(tmp_path: Path) -> None:
+    llm = thinking_llm("tiny-ar", "think")  # its template has system prompts
+    talk, file = conversation(llm), tmp_path / "new folder" / "talk.json"
+    talk.handle_line("/system Count.")
+    talk.handle_line("/set max-tokens 8")
+    (tmp_path / "a story.txt").write_text(STORY)
+    talk.handle_line(f"/file '{tmp_path}/a story.txt' Solve this.")
+    assert talk.messages[0] == {"role": "system", "content": "Count."}
+    assert talk.messages[1]["content"] == f"Solve this.\n\n{STORY}"
+    assert talk.last_turn is not None and talk.last_turn.output is not None
+    assert len(talk.last_turn.output.ids) <= 8
+    for _ in range(2):  # the second replaces the first
+        talk.handle_line(f"/save {file}")
+    assert file.stat().st_mode & 0o777 == 0o600
+    other = conversation(llm)
+    other.handle_line(f"/load {file}")
+    assert (other.messages, other.initial_messages) == (talk.messages, talk.messages[:1])
+    other.handle_line("/system")
+    assert other.messages == talk.messages[1:]
 
-    def read_line(prompt: str = "") -> str:
-        for line in lines:
-            return line
-        raise EOFError
 
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("builtins.input", read_line)
-    monkeypatch.setattr(terminal_module, "has_pending_input", lambda: next(pending))
-    found = [*terminal_module.read_typed_messages(lambda line: line.startswith("/"))]
-    assert found == ["a\nb", "c", "/race"]
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"\xff", "not a text file"),
+        (b"[]", "/save"),
+        (b'{"messages": 3}', "/save"),
+        (b'{"messages": [{"role": "user", "content": 3}]}', "turns"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "turns"),
+        (b"[" * 100_000, "/save"),
+    ],
+)
+def test_a_foreign_file_is_no_conversation(
+    llm: LLM, tmp_path: Path, content: bytes, named: str
+) -> None:
+    talk, file = conversation(llm), tmp_path / "talk.json"
+    file.write_bytes(content)
+    for command in ("/load", "/save"):
+        with pytest.raises(ValueError, match=named):
+            talk.handle_line(f"{command} {file}")
+    assert file.read_bytes() == content and talk.messages == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_history_that_cannot_be_written_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    terminal_module.open_history().append_string("a\nb")
+    path = tmp_path / "outpace" / "chat_history"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [*terminal_module.open_history().load_history_strings()] == ["a\nb"]
+    path.unlink()
+    path.symlink_to("/dev/full")
+    terminal_module.open_history().append_string("c")
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert [*terminal_module.open_history().load_history_strings()] == []
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
@@ -176,7 +229,7 @@ def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[st
     """Run a command at a terminal; returns a function that types keys and waits for a word."""
     ours, theirs = pty.openpty()
     command = prepared(CONTROL, "-m", "outpace", *words)
-    environment = {**os.environ, "TERM": kind, "COLUMNS": "80"}
+    environment = {**os.environ, "TERM": kind, "COLUMNS": "80", "PROMPT_TOOLKIT_NO_CPR": "1"}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
@@ -206,16 +259,30 @@ CONTROL = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 
 
 @pytest.mark.nightly
-def test_a_conversation_at_a_terminal() -> None:
+def test_a_conversation_at_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with terminal("chat", "tiny-aux", "--ignore-eos", "--max-tokens", "400") as talk:
         assert talk("", "> ").startswith("> ")
         shown = talk(f"{STORY}\r", "\x1b[38;5;31m")
         shown += talk("\x03", "(cancelled)")
         assert "tokens per forward" in shown and "Traceback" not in shown
-        following = shown.partition("(cancelled)")[2]
-        assert "> " in following or "> " in talk("", "> ")
-        time.sleep(1)  # until it listens
+        assert "Ctrl-D" in talk("\x03", "Ctrl-D")
+        talk("/set seed 5\r", "seed 5")  # the conversation goes on
+        assert "Ctrl-D" in talk("\x03", "Ctrl-D")
         assert "outpace: interrupted" in talk("\x03", "interrupted")
+    assert STORY in (tmp_path / "outpace" / "chat_history").read_text()
+
+
+@pytest.mark.nightly
+def test_what_is_typed_during_an_answer_waits_in_the_input_line() -> None:
+    with terminal("chat", "tiny-aux", "--ignore-eos", "--max-tokens", "150") as talk:
+        talk("", "> ")
+        talk(f"{STORY}\r", "\x1b[38;5;31m")
+        shown = talk("/hel", "tokens per second")
+        assert "/hel" not in shown
+        assert "/hel" in talk("", "/hel")
+        assert "show this help" in talk("p\r", "show this help")
+        assert "Traceback" not in talk("\x04", "never shown")
 
 
 @pytest.mark.nightly

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import cast
 
 from rich.live import Live
 from rich.table import Table
@@ -13,11 +18,11 @@ from rich.text import Text
 
 from outpace.api.chat_template import Message
 from outpace.api.llm import LLM
-from outpace.api.options import Options, check_options
+from outpace.api.options import Options, check_options, option_names
 from outpace.api.output import Output
 from outpace.api.pending_answer import Stream
 from outpace.checkpoints.fill import report_load_progress
-from outpace.cli.draw import AnswerPainter, console
+from outpace.cli.draw import AnswerPainter, console, replace_file
 from outpace.cli.flags import (
     LOAD_FLAGS,
     PROMPT_FLAGS,
@@ -28,6 +33,7 @@ from outpace.cli.flags import (
     PromptFlags,
     SamplingFlags,
     StopFlags,
+    parse_variable,
     report_progress,
 )
 from outpace.cli.options import format_method, parse_method_words
@@ -48,11 +54,16 @@ CHAT_HELP = """\
 /method NAME option=value …  change the method; alone, list the methods
 /race NAME option=value …    answer again by another method, and show both
 /continue                    continue the last answer, after Ctrl-C or if it was cut
+/file PATH text              send a file, after the text
+/system text                 change the system prompt; alone, remove it
+/set NAME value              set an option, such as temperature; alone, list those that are set
+/save PATH, /load PATH       write the conversation to a file, or read it
 /reset                       clear the conversation
 /help                        show this help
 /exit                        exit, as Ctrl-D does; Ctrl-C stops an answer"""
 
-CHAT_COMMANDS = ("/method", "/race", "/continue", "/reset", "/help", "/exit")
+SET_OPTIONS = (*option_names("sampling"), *option_names("ending"), "template", "reasoning_effort")
+"""Options that `/set` changes."""
 
 
 def chat(
@@ -65,8 +76,9 @@ def chat(
 ) -> None:
     """Chat in the terminal, coloured by forward pass; the method can be changed between answers.
 
-    /help lists the commands. Ctrl-C stops an answer, a second Ctrl-C or Ctrl-D exits. Without a
-    terminal, each line of standard input is a message; at a terminal, pasted lines are one message.
+    /help lists the commands. Ctrl-C stops an answer; Ctrl-D, or Ctrl-C twice at the prompt, exits.
+    Without a terminal, each line of standard input is a message; at a terminal, pasted lines are
+    one message.
     """
     options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
@@ -91,16 +103,46 @@ def read_messages() -> Iterator[str]:
     check_standard_input()
     try:
         if is_interactive():
-            yield from read_typed_messages(is_command)
-            console.print()
+            yield from read_typed_messages()
         else:
             yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8: {error}") from error
 
 
-def is_command(line: str) -> bool:
-    return line.strip().partition(" ")[0] in CHAT_COMMANDS
+def named_path(name: str) -> Path:
+    """Return the path that a command names; raises `ValueError` if it is missing."""
+    if not name:
+        raise ValueError("the path of a file is missing")
+    return Path(name).expanduser()
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a text file: {error}") from error
+
+
+def read_file_message(words: str) -> str:
+    """Return the message of `PATH text`: the text and the content of the file."""
+    quoted = re.match(r"""\s*(["'])(.+?)\1""", words)
+    path = quoted[2] if quoted else words.partition(" ")[0]
+    text = words[quoted.end() :] if quoted else words.partition(" ")[2]
+    return f"{text.strip()}\n\n{read_text(named_path(path))}".strip()
+
+
+def read_conversation(path: Path) -> list[Message]:
+    """Return the messages of a file that `/save` has written."""
+    try:
+        messages = json.loads(read_text(path))["messages"]
+        roles = [each["role"] for each in messages if isinstance(each["content"], str | None)]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(f"{path} is not a conversation that /save has written: {error}") from None
+    turns = len(messages) // 2 * ["user", "assistant"]
+    if roles not in (turns, ["system", *turns]) or len(roles) != len(messages):
+        raise ValueError(f"{path}: messages must be turns of user and assistant, with text")
+    return cast(list[Message], messages)
 
 
 @dataclass(slots=True)
@@ -190,6 +232,16 @@ class ChatSession:
                 self.continue_answer()
             case "/reset":
                 self.messages, self.last_turn = list(self.initial_messages), None
+            case "/file":
+                self.answer_message(read_file_message(rest))
+            case "/system":
+                self.change_system(rest)
+            case "/set":
+                self.set_option(rest)
+            case "/save":
+                self.save(rest)
+            case "/load":
+                self.load(rest)
             case "/method":
                 self.choose_method(rest)
             case "/race":
@@ -224,11 +276,56 @@ class ChatSession:
             )
         finally:
             console.print()
-        console.print(turn.figures, style="dim", soft_wrap=True)
+        with suppress(KeyboardInterrupt):  # too late to stop the answer, which is kept
+            console.print(turn.figures, style="dim", soft_wrap=True)
         if turn.output is None or not turn.output.text:
             return None
         self.last_turn = turn
         return turn.output.message
+
+    def change_system(self, text: str) -> None:
+        """Replace the system prompt of the conversation so far."""
+        system = PromptFlags(system=text or None).system_messages(self.llm)
+        self.messages = system + self.messages[len(self.initial_messages) :]
+        self.initial_messages = system
+
+    def set_option(self, words: str) -> None:
+        """Set an option of the next answers, reset it, or list those that are set."""
+        if not words:
+            for name, value in self.options.items():
+                console.print(f"{name} {json.dumps(value)}", soft_wrap=True)
+            return
+        name, _, text = words.replace("=", " ", 1).partition(" ")
+        name = name.replace("-", "_")
+        if name not in SET_OPTIONS:
+            raise ValueError(f"/set {name}: choose from {', '.join(SET_OPTIONS)}")
+        others = {key: value for key, value in self.options.items() if key != name}
+        changed = cast(Options, others | dict([parse_variable(f"{name}={text}")] if text else []))
+        self.llm.prepare([*self.initial_messages, {"role": "user", "content": "-"}], **changed)
+        self.options = changed
+
+    def save(self, name: str) -> None:
+        """Write the conversation as JSON, which only the user can read."""
+        path = named_path(name)
+        if path.exists():
+            read_conversation(path)  # another file is not overwritten
+        try:
+            with replace_file(path) as draft:
+                assert draft is not None
+                draft.touch(0o600)
+                draft.write_text(json.dumps({"messages": self.messages}, indent=1) + "\n")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+        console.print(f"{len(self.messages)} messages in {path}", style="dim", soft_wrap=True)
+
+    def load(self, name: str) -> None:
+        """Continue the conversation of a file."""
+        messages = read_conversation(named_path(name))
+        self.llm.prepare([*messages, {"role": "user", "content": "-"}], **self.options)
+        system = [each for each in messages[:1] if each["role"] == "system"]
+        self.messages, self.initial_messages, self.last_turn = messages, system, None
+        for message in messages:
+            console.print(f"{message['role']}: {message['content']}", style="dim", soft_wrap=True)
 
     def choose_method(self, words: str) -> None:
         """Change the method; without words, list the methods."""

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import (
@@ -24,15 +25,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+
 COMPLETION = "_OUTPACE_COMPLETE"
 """Environment variable by which a shell asks for completions."""
 
 INPUT_PROMPT = "> "
-PASTE_PAUSE = 0.02
-"""Seconds within which the next line of a paste arrives if the terminal does not mark pastes."""
-
-PASTE_MARKS_ON, PASTE_MARKS_OFF = "\x1b[?2004h", "\x1b[?2004l"
-"""Enable and disable marks around pasted text (bracketed paste)."""
 
 terminal_restorer = ExitStack()
 """Restores the terminal at exit, and before a process exits without `atexit`."""
@@ -43,42 +42,32 @@ def is_interactive() -> bool:
 
 
 def open_prompt() -> None:
-    """Show the prompt before anything is loaded, and keep what is typed until it is read.
-
-    A terminal's canonical mode drops everything after 4,095 characters of a line. Echo stays on,
-    since readline shows nothing at a terminal without echo.
-    """
+    """Show the prompt before anything is loaded, and keep what is typed until it is read."""
     if not is_interactive():
         return
     error_console.quiet = True  # a spinner would overwrite the prompt
     terminal_restorer.callback(write_code, "\r")
     write_code(INPUT_PROMPT)
     atexit.register(terminal_restorer.close)
+    set_typing(echo=True)
+
+
+def set_typing(*, echo: bool) -> None:
+    """Keep all that is typed for the next prompt, shown or not; Ctrl-C interrupts as before.
+
+    A terminal's canonical mode drops everything after 4,095 characters of a line.
+    """
     with suppress(ImportError):  # Windows does not drop input
         import termios
 
         with suppress(termios.error):
-            descriptor = sys.stdin.fileno()
-            before = termios.tcgetattr(descriptor)
+            before = termios.tcgetattr(sys.stdin)
             modes: list[Any] = [*before[:6], list(before[6])]
-            modes[3] &= ~termios.ICANON
+            modes[3] &= ~(termios.ICANON | termios.ECHO)
+            modes[3] |= termios.ECHO * echo
             modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)
-            terminal_restorer.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, before)
-            if has_paste_marks():
-                terminal_restorer.callback(write_code, PASTE_MARKS_OFF)
-                write_code(PASTE_MARKS_ON)
-
-
-def has_paste_marks() -> bool:
-    """Return whether terminal and line editor support bracketed paste."""
-    if os.environ.get("TERM", "dumb") == "dumb":
-        return False
-    try:
-        import readline
-    except ImportError:
-        return False
-    return "libedit" not in (readline.__doc__ or "")
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
+            terminal_restorer.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
 
 
 def write_code(code: str) -> None:
@@ -86,49 +75,53 @@ def write_code(code: str) -> None:
         print(code, end="", flush=True)
 
 
-def read_typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
-    """Yield messages typed at a prompt; lines that arrive together are one message.
+def read_typed_messages() -> Iterator[str]:
+    """Yield messages typed at a prompt; what is typed meanwhile waits in the input line.
 
-    A line for which `ends` is true, such as a command, is a separate message.
+    Pasted lines are one message. Ctrl-C clears the input line; a second one raises
+    `KeyboardInterrupt`, and Ctrl-D ends.
     """
+    from prompt_toolkit import PromptSession
+
     error_console.quiet = False
-    write_code("\r")  # to where the prompt already is
-    marks = has_paste_marks()
-    if marks:
-        import readline
-
-        readline.parse_and_bind("set enable-bracketed-paste on")
-    pending: str | None = None
+    write_code("\r\x1b[J")  # the prompt draws again what was echoed
+    set_typing(echo=False)
+    session: PromptSession[str] = PromptSession(INPUT_PROMPT, history=open_history())
+    interrupted = False
     while True:
-        if pending is not None:
-            lines, pending = [pending], None
-        else:
-            try:
-                lines = [input(INPUT_PROMPT)]
-            except EOFError:
-                return
-        while not ends(lines[0]) and has_pending_input():
-            try:
-                line = input()
-            except EOFError:
-                break
-            if ends(line):
-                pending = line
-                break
-            lines.append(line)
-        if marks:
-            write_code(PASTE_MARKS_ON)  # the line editor has reset it
-        yield "\n".join(lines).strip("\r\n")
+        try:
+            yield session.prompt().strip("\r\n")
+            interrupted = False
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            error_console.print("Ctrl-C again or Ctrl-D leaves the conversation", style="dim")
 
 
-def has_pending_input() -> bool:
-    """Return whether more input has already arrived."""
-    from select import select
+def open_history() -> History:
+    """Return the messages typed in earlier runs, in a file that only the user can read.
 
+    Without a file that can be written, messages are kept for this run only.
+    """
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "outpace")
+    path = folder / "chat_history"
     try:
-        return bool(select([sys.stdin], [], [], PASTE_PAUSE)[0])
-    except OSError:  # not supported on Windows
-        return False
+        folder.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except (OSError, RuntimeError):
+        return InMemoryHistory()
+
+    class UserHistory(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk ends no conversation
+                super().store_string(string)
+
+    return UserHistory(path)
 
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
