@@ -196,3 +196,15 @@ def test_stalled_client_delays_no_other(aux: Process) -> None:
         reader.join(30)
         assert lines[-1] == "data: [DONE]"
     ended(aux, 20)
+
+
+def test_method_of_a_file_is_served() -> None:
+    name = f"{Path(__file__).parents[2]}/examples/own_method.py:PromptLookup"
+    with serving("tiny-aux", "--method", name, "--tokens", "3") as process:
+        url, body = f"{process.url}/v1/chat/completions", chat(model="tiny-aux", temperature=0)
+        reply = httpx2.post(url, json=body).json()
+        assert reply["outpace"]["method"] == "PromptLookup(tokens=3, match=2)"
+        plain = httpx2.post(url, json=body | {"outpace": {"method": "autoregressive"}}).json()
+        assert plain["choices"] == reply["choices"]
+        unnamed = body | {"outpace": {"method": f"{name[:-2]}"}}
+        assert httpx2.post(url, json=unnamed).status_code == 400

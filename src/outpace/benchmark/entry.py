@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.evaluation.protocol import method_from_options
 from outpace.methods import Method
+from outpace.methods.options import method_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +56,14 @@ class MethodEntry:
 
 
 def expand_entries(
-    model: str, name: str, options: Mapping[str, Sequence[Any]], adapter: str | None = None
+    model: str, kind: type[Method], options: Mapping[str, Sequence[Any]], adapter: str | None = None
 ) -> list[MethodEntry]:
     """Return an entry per combination of option values.
 
     Entries of one line differ in the last option with several values.
 
     Raises:
-        ValueError: the method or an option is unknown, or a value is invalid.
+        ValueError: an option is unknown, or a value is invalid.
     """
     varied = [option for option, values in options.items() if len(values) > 1]
     last = varied[-1] if varied else None
@@ -72,8 +73,10 @@ def expand_entries(
         words = {o: f"{o}={format_value(v)}" for o, v in zip(names, values, strict=True)}
         setting = words.pop(last) if last else ""
         merged = model if adapter is None else f"{model}+{adapter}"
-        line = " ".join([merged, name, *(words[option] for option in options if option in words)])
-        method = method_from_options(name, dict(zip(names, values, strict=True)))
+        line = " ".join(
+            [merged, method_name(kind), *(words[option] for option in options if option in words)]
+        )
+        method = method_from_options(kind, dict(zip(names, values, strict=True)))
         entries.append(
             MethodEntry(model=model, method=method, line=line, setting=setting, adapter=adapter)
         )

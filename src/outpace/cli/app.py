@@ -154,10 +154,23 @@ def run_command(command: Any, words: Sequence[str], start: Any = None) -> int:
     try:
         return command.main([*words], prog_name="outpace", standalone_mode=False, obj=start) or 0
     except UsageError as error:
-        raise ValueError(error.format_message()) from error
+        raise ValueError(error.format_message() + suggest_method(error, words)) from error
     except RuntimeError as error:
         from outpace.engine.job import DecodingError  # already loaded if one was raised
 
         if isinstance(error, DecodingError):
             exit_with_error(str(error), FAILED)
         raise
+
+
+def suggest_method(error: BadParameter, words: Sequence[str]) -> str:
+    """Return which `--method` has a flag that is unknown without it; empty if there is none."""
+    from outpace.methods import METHODS
+    from outpace.methods.options import method_options
+
+    option = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
+    flags = () if error.ctx is None else (flag.name for flag in error.ctx.command.params)
+    names = [name for name, kind in METHODS.items() if option in method_options(kind)]
+    if not names or "method" not in flags or "--method" in flag_values(words):
+        return ""
+    return f"; with --method, it is an option of {', '.join(names)}"

@@ -13,7 +13,13 @@ from typer import Option
 from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.options import AUTO_METHOD, find_method, make_method, method_options
+from outpace.methods.options import (
+    AUTO_METHOD,
+    make_method,
+    method_name,
+    method_options,
+    open_method,
+)
 from outpace.methods.options import Option as Described
 
 
@@ -23,8 +29,9 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
     Raises:
         OptionError: For an unknown or missing option, or an invalid value.
     """
+    kind = open_method(name)
     return make_method(
-        name, parse_options(name, values), spelling=lambda option: f"--{flag_name(option)}"
+        kind, parse_options(kind, values), spelling=lambda option: f"--{flag_name(option)}"
     )
 
 
@@ -52,15 +59,16 @@ def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
 def parse_entries(text: str) -> list[MethodEntry]:
     """Parse `MODEL METHOD option=value …`, where commas separate the values of a sweep."""
     model, name, options = split_entry(text)
+    kind = open_method(name)
     values = {
-        o: [parse_options(name, {o: each})[o] for each in t.split(",")] for o, t in options.items()
+        o: [parse_options(kind, {o: each})[o] for each in t.split(",")] for o, t in options.items()
     }
-    return expand_entries(model, name, values)
+    return expand_entries(model, kind, values)
 
 
 def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     """Return the name of a method, and its options other than defaults as strings."""
-    name = next(name for name, kind in METHODS.items() if kind is type(method))
+    name = method_name(type(method))
     values = {o.name: (getattr(method, o.name), o) for o in method_options(type(method)).values()}
     return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
 
@@ -81,12 +89,11 @@ def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 
     The server validates missing options.
     """
-    return {"method": name, "options": parse_options(name, values)}
+    return {"method": name, "options": parse_options(open_method(name), values)}
 
 
-def parse_options(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+def parse_options(kind: type[Method], values: Mapping[str, str]) -> dict[str, Any]:
     """Parse option values of a method; values of unknown options stay strings."""
-    kind = find_method(name)
     options = method_options(kind)
     return {
         option: parse_option(kind, option, text) if option in options else text
@@ -127,7 +134,7 @@ MethodFlag = Annotated[
     str | None,
     Option(
         "--method",
-        help=f"Decoding method: {', '.join((AUTO_METHOD, *METHODS))}.",
+        help=f"Decoding method: {', '.join((AUTO_METHOD, *METHODS))}; or FILE.py:CLASS, your own.",
         autocompletion=complete_method,
     ),
 ]
@@ -138,7 +145,7 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
 
     A command whose `method` is not a `Method` gets the method as sent to a server.
     """
-    kind = None if name in (None, AUTO_METHOD) else find_method(name)
+    kind = None if name in (None, AUTO_METHOD) else open_method(name)
     flags = [method_parameter(kind, each) for each in method_options(kind).values()] if kind else []
     parameters = inspect.signature(function, eval_str=True).parameters
     types = get_args(parameters["method"].annotation)

@@ -316,7 +316,7 @@ class MethodSelector:
                 if (draft := local_draft(self.target, name)) is not None:
                     message = "%s: drafts by %s; method='lookup' decodes without it"
                     LOG.info(message, self.target, draft)
-                    return make_method(name, {"draft": draft, "lookup": True})
+                    return make_method(METHODS[name], {"draft": draft, "lookup": True})
         return method
 
 

@@ -18,7 +18,7 @@ from outpace.field_types import check_names
 from outpace.jsonl import JsonRecord
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
-from outpace.methods.options import make_method
+from outpace.methods.options import find_method, make_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Setting:
         if self.method is None:
             return None
         options = dict(self.method)
-        return method_from_options(options.pop("name"), options)
+        return method_from_options(find_method(options.pop("name")), options)
 
     def request_options(self, overrides: Options) -> Options:
         """Return options of a request: those given, or else those of the paper."""
@@ -192,14 +192,14 @@ class Setting:
         return [*system, {"role": "user", "content": text}] if system else text
 
 
-def method_from_options(name: str, options: Mapping[str, Any]) -> Method:
-    """Return a method by name, with options as in files: `none` means None.
+def method_from_options(kind: type[Method], options: Mapping[str, Any]) -> Method:
+    """Return a method with options as in files: `none` means None.
 
     Raises:
-        ValueError: If the method or an option is unknown, or a value invalid.
+        ValueError: If an option is unknown, or a value invalid.
     """
     values = {option: None if value == "none" else value for option, value in options.items()}
-    return make_method(name, values)
+    return make_method(kind, values)
 
 
 def fill_template(template: str, line: JsonRecord) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from types import NoneType, UnionType
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.decoding import OptionError
@@ -52,6 +58,66 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
+METHOD_FILE = ".py:"
+"""Part of a name that denotes a class of a local file, as in `my.py:Jacobi`."""
+
+
+def open_method(name: str) -> type[Method]:
+    """Return the class of a method: a registered one, or `FILE.py:CLASS`, whose file is executed.
+
+    Only commands and the settings of a server call this, with names that the user typed.
+
+    Raises:
+        OptionError: If the method is unknown, or the file cannot be imported.
+    """
+    if METHOD_FILE not in name:
+        return find_method(name)
+    path, _, class_name = name.rpartition(":")
+    kind = getattr(import_file(Path(path)), class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Method)) or inspect.isabstract(kind):
+        message = f"method: {path} has no subclass of Method named {class_name!r} with `decode`"
+        raise OptionError("method", name, message)
+    return kind
+
+
+def method_name(kind: type[Method]) -> str:
+    """Return the name of a method, with which `open_method` finds it."""
+    registered = (name for name, each in METHODS.items() if each is kind)
+    return next(registered, f"{sys.modules[kind.__module__].__file__}:{kind.__qualname__}")
+
+
+def import_file(path: Path) -> ModuleType:
+    """Execute a file once, as a module with which its objects are unpickled in other processes."""
+    name = f"outpace_file_{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    module.__file__ = str(path)  # as typed, for `method_name`
+    folder = str(path.resolve().parent)
+    try:
+        if folder not in sys.path:
+            sys.path.append(folder)  # for modules beside the file
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise OptionError("method", str(path), f"method: {describe_import(path, error)}") from error
+    return module
+
+
+def describe_import(path: Path, error: Exception) -> str:
+    """Describe why a file cannot be imported, with the line of the file."""
+    if isinstance(error, OSError) and not path.is_file():
+        return f"there is no file {path}"
+    steps = traceback.extract_tb(error.__traceback__)
+    lines = [step.lineno for step in steps if Path(step.filename) == path.resolve()]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    place = f"{path}, line {line}" if line else str(path)
+    reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{place}: {type(error).__name__}: {reason}"
+
+
 def resolve_method(spec: MethodSpec) -> Method:
     """Return a method from its specification; raise `ValueError` for an invalid one."""
     if isinstance(spec, Method):
@@ -59,7 +125,7 @@ def resolve_method(spec: MethodSpec) -> Method:
     pair = (spec, {}) if isinstance(spec, str) else spec
     match pair:
         case [str(name), Mapping() as options]:
-            return make_method(name, options)
+            return make_method(find_method(name), options)
     raise OptionError(
         "method",
         spec,
@@ -69,20 +135,19 @@ def resolve_method(spec: MethodSpec) -> Method:
 
 
 def make_method(
-    name: str, options: Mapping[str, Any], spelling: Callable[[str], str] = str
+    method: type[Method], options: Mapping[str, Any], spelling: Callable[[str], str] = str
 ) -> Method:
     """Return a method with the given options.
 
     Args:
-        name: name of the method.
+        method: class of the method.
         options: values by name.
         spelling: how an option is written in messages.
 
     Raises:
-        ValueError: an unknown method or option, a missing option, or an invalid value.
+        ValueError: an unknown option, a missing option, or an invalid value.
     """
-    method = find_method(name)
-    known = method_options(method)
+    name, known = method_name(method), method_options(method)
     if unknown := [option for option in options if option not in known]:
         has = f"available: {', '.join(sorted(known))}" if known else "it has none"
         message = f"{unknown[0]}: method {name!r} has no option {unknown[0]}; {has}"

@@ -13,7 +13,7 @@ from outpace.checkpoints.load import load_config
 from outpace.decoding import CAUSAL_KINDS
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.options import Option, find_method, method_options
+from outpace.methods.options import Option, method_options, open_method
 from outpace.models.config import ModelConfig
 from outpace.server.http_error import HttpError
 from outpace.server.schema import BaseRequest, CompletionRequest, get_field
@@ -215,10 +215,9 @@ def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[
     """Yield the methods that suit a model and whose roles can be filled."""
     further = entry.further_models()
     model_kinds = {name: load_config(path).kind for name, path in further.items()}
-    for name in [default, *(entry.methods or ())]:
-        find_method(name)
-    for name, method_type in METHODS.items():
-        fits = config.kind in method_type.target_kinds and name in (entry.methods or METHODS)
+    methods = METHODS | {name: open_method(name) for name in [default, *(entry.methods or ())]}
+    for name, method_type in methods.items():
+        fits = config.kind in method_type.target_kinds and name in (entry.methods or methods)
         roles = {
             role: tuple(n for n in model_kinds if model_kinds[n] in wanted)
             for role, wanted in method_type.roles.items()

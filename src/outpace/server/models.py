@@ -25,15 +25,14 @@ from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import check_models, family_method
 from outpace.errors import OptionError, prefix_error
-from outpace.methods import METHODS
 from outpace.methods.method import check_type
-from outpace.methods.options import AUTO_METHOD
+from outpace.methods.options import AUTO_METHOD, method_name
 from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
 from outpace.server.http_error import HttpError
 from outpace.server.logs import log_loading
 from outpace.server.method_choice import MethodChoice, method_choices, method_variants
-from outpace.server.settings import Entry, registered_name
+from outpace.server.settings import Entry
 
 DEFAULT_KEEP = "10m"
 
@@ -299,7 +298,7 @@ def default_method_name(config: ModelConfig, entry: Entry) -> str:
     """Return the name of the default method: the model's, or the first that the entry allows."""
     if entry.method not in (None, AUTO_METHOD):
         return entry.method
-    usual = registered_name(METHODS, type(family_method(config)))
+    usual = method_name(type(family_method(config)))
     allowed = entry.methods or [usual]
     return usual if usual in allowed else allowed[0]
 

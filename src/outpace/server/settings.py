@@ -18,6 +18,7 @@ from outpace.engine.pairing import accepts_head
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
+from outpace.methods.options import method_name
 from outpace.models.config import ModelConfig
 from outpace.server.schema import bounded_type
 from outpace.server.start import FrozenModel, Settings, parse_section, read_table
@@ -252,13 +253,8 @@ def make_entry(
         options = {k: v for k, v in (options | named).items() if v is not None}
         # The method's own models come first: they are the defaults of its roles.
         values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
-        values |= {"method": registered_name(METHODS, type(method)), "options": options}
+        values |= {"method": method_name(type(method)), "options": options}
     return parse_section(Entry, values, path)
-
-
-def registered_name(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:
-    """Return the name under which a method is registered."""
-    return next(name for name, each in registry.items() if each is kind)
 
 
 def build_config(

@@ -21,6 +21,7 @@ from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.scoring import SCORERS
 from outpace.evaluation.scoring.expressions import final_number
 from outpace.field_types import Count, NonNegativeInt, check_bounds
+from outpace.methods.options import find_method
 from outpace.tokenizer import Tokenizer
 from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
 from outpace.training.objective import Objective
@@ -49,7 +50,7 @@ class ExportDecoder:
         """Load the export for decoding, with a KV cache of 0.5 GiB."""
         options = self.method_options(str(export))
         name = options.pop("name", None)
-        method = None if name is None else method_from_options(name, options)
+        method = None if name is None else method_from_options(find_method(name), options)
         model = self.target or self.base or str(export)
         adapter = export if self.base else None
         return LLM(model, method, adapter=adapter, device=device, cache_gib=0.5)

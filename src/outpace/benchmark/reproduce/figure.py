@@ -13,6 +13,8 @@ from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
 from outpace.errors import OptionError
 from outpace.evaluation.protocol import Setting, find_setting, load_settings, method_from_options
 from outpace.evaluation.tasks import TASKS
+from outpace.methods import Method
+from outpace.methods.options import find_method
 
 DATA_FOLDER = Path(__file__).parent
 FOLDER = DATA_FOLDER / "papers"
@@ -140,7 +142,7 @@ class Scale:
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     """Yield the entries of a line."""
     options = dict(line)
-    model, method = options.pop("model"), options.pop("method")
+    model, method = options.pop("model"), find_method(options.pop("method"))
     adapter, task, protocol = (options.pop(key, None) for key in ("adapter", "task", "protocol"))
     together = options.pop("together", [])
     options.pop("paper", None)
@@ -170,7 +172,7 @@ def sweep_batches(line: Sequence[MethodEntry], batches: Sequence[int]) -> list[M
 
 
 def sweep_together(
-    entry: MethodEntry, method: str, options: Options, changes: Sequence[Options]
+    entry: MethodEntry, method: type[Method], options: Options, changes: Sequence[Options]
 ) -> Iterator[MethodEntry]:
     """Yield an entry for each set of values of several options."""
     for change in changes:
