@@ -23,7 +23,7 @@ FLOORS = {
         "methods": "decoding",
         "pacing": "decoding",
         "models": "decoding errors kernels",
-        "checkpoints": "decoding errors kernels models tokenizer",
+        "checkpoints": "decoding errors kernels lock measurements models tokenizer",
         "attention": "decoding errors kernels models",
         "engine": (
             "attention checkpoints decoding errors kernels measurements methods models pacing "

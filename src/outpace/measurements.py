@@ -25,6 +25,12 @@ NETWORK_TYPES = {
 """File systems of other machines, whose measurements would be mixed with those of this one."""
 
 
+def user_cache() -> Path:
+    """Return the folder of this user's files that can be made or downloaded again."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
+    return Path(os.path.expanduser(folder)) / "outpace"
+
+
 class MeasurementFile:
     """Named measurements, as JSON.
 
@@ -38,8 +44,7 @@ class MeasurementFile:
     @classmethod
     def of_user(cls) -> MeasurementFile:
         """Return the file of the user and this machine."""
-        folder = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
-        return cls(Path(os.path.expanduser(folder)) / "outpace" / "measurements.json")
+        return cls(user_cache() / "measurements.json")
 
     def read_entry(self, name: str) -> Any:
         """Return an entry of this machine, unchecked, or None."""

@@ -152,8 +152,12 @@ def test_a_model_is_quantized(outpace, tmp_path):
 
 def test_models_and_methods_are_listed(outpace):
     _, out, _ = outpace("models")
-    assert "tiny-dream" in out and "DreamModel" in out
-    assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
+    assert re.search(r"tiny-dflash\s+│ dflash\s+│ 1.8\s+│ bundled", out)
+    assert "DreamModel" not in out
+    draft = "Qwen/Qwen2.5-Coder-0.5B-Instruct: has a draft.*--method dflash --draft .*-0.5b-dflash"
+    assert re.search(draft, out)
+    _, out, _ = outpace("models", "--formats")
+    assert "DreamModel" in out
     drafts = "z-lab/Qwen3-8B-DFlash-b16, deepseek-ai/dspark_qwen3_8b_block7 for Qwen/Qwen3-8B"
     assert drafts in " ".join(out.split())
     assert "z-lab/Kimi-K2.5-DFlash for moonshotai/Kimi-K2.5 (cannot be loaded)" in out

@@ -20,19 +20,24 @@ from outpace.checkpoints.fields import (
     Fields,
     convert_panics,
     count,
-    error_line,
     index,
     indices,
     parse_value,
     read_json_object,
     shorten,
 )
-from outpace.checkpoints.fill import build_stored_reader, fill_model
+from outpace.checkpoints.fill import LOAD_PROGRESS, build_stored_reader, fill_model
 from outpace.checkpoints.gguf.config import gguf_config_fields
 from outpace.checkpoints.gguf.file import is_gguf, open_gguf
 from outpace.checkpoints.gguf.tokenizer import build_gguf_tokenizer
 from outpace.checkpoints.gguf.weights import GGUFWeights
-from outpace.checkpoints.lookup import KNOWN_DRAFTS
+from outpace.checkpoints.hub import (
+    REPOSITORY_NAME,
+    HubName,
+    describe_hub_error,
+    find_model,
+    pull_model,
+)
 from outpace.checkpoints.lookup import family_of as family_of
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.tokenizer import TOKENIZER_CLASSES, read_tokenizer
@@ -95,40 +100,73 @@ CHECKPOINT_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 
 
+def find_checkpoint(name: str | Path) -> Path | None:
+    """Return a folder, a GGUF file, a zoo model, or a GGUF model of the hub that is here."""
+    if os.path.isdir(name) or is_gguf(Path(name)):
+        return Path(name)
+    if os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
+        return ZOO_FOLDER / name
+    hub_name = HubName.parse(name)
+    return None if hub_name is None else find_model(hub_name)
+
+
 def resolve_checkpoint(
     name: str | Path, patterns: Sequence[str] = CHECKPOINT_PATTERNS, *, param: str = "model"
 ) -> Path:
     """Return the folder of a checkpoint: a path, a zoo model, or a hub name (downloaded once).
 
-    The path of a GGUF file is returned unchanged. Files of a hub repository must match `patterns`.
-    Raises `OptionError` for the option `param` if nothing is found.
+    A GGUF file, given by its path or as `ORG/REPO:QUANT`, has no folder: its path is returned.
+    Files of other hub repositories must match `patterns`. Raises `OptionError` for the option
+    `param` if nothing is found.
     """
     if not isinstance(name, str | Path):
         message = f"{param} must be a name or a path, got {shorten(name)}"
         raise OptionError(param, name, message)
     name = split_head_name(name)[0]
-    if os.path.isdir(name) or is_gguf(Path(name)):
-        return Path(name)
-    if os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
-        return ZOO_FOLDER / name
-    if str(name).count("/") != 1 or str(name).startswith((".", "/")):
+    if (found := find_checkpoint(name)) is not None:
+        return found
+    if (hub_name := HubName.parse(name)) is not None:
+        try:
+            return pull_model(hub_name, LOAD_PROGRESS.get())
+        except OptionError as error:
+            raise error.with_param(param) from error
+    if REPOSITORY_NAME.fullmatch(str(name)) is None:
         raise OptionError(
             param,
             name,
             f"{param}: no model {str(name)!r}: give a folder with a config.json, a GGUF file, a "
-            "hub name such as 'Qwen/Qwen3-0.6B', or one of "
+            "hub name such as 'Qwen/Qwen3-0.6B' or 'ORG/REPO:Q4_K_M', or one of "
             f"{', '.join(zoo_names()) or 'the zoo (empty)'}",
         )
+    return download_snapshot(str(name), patterns, param)
+
+
+def download_snapshot(name: str, patterns: Sequence[str], param: str = "model") -> Path:
+    """Return the folder of a repository in the hub's cache, with the files that match `patterns`.
+
+    A name in an existing folder is that of a missing one, unless the cache has the repository.
+
+    Raises:
+        OptionError: For the option `param`, if the hub does not give the repository.
+    """
+    folder = Path(name).parent
+    is_path = folder.is_dir()
     try:
-        return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=[*patterns]))
-    except Exception as error:
-        message = f"{param}: cannot download {str(name)!r} from the hub: {error_line(error)}"
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=[*patterns], local_files_only=is_path
+            )
+        )
+    except Exception as error:  # the library raises those of its HTTP library too
+        message = f"{param}: no folder {name!r}, and {describe_hub_error(error)}"
+        if is_path:
+            message = f"{param}: no folder {name!r}: {str(folder)!r} is here, and does not have it"
         raise OptionError(param, name, message) from error
 
 
 def is_local(name: str) -> bool:
     """Return whether a checkpoint is available without a download."""
-    if os.path.isdir(name) or os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
+    if find_checkpoint(name) is not None:
         return True
     try:
         folder = huggingface_hub.snapshot_download(
@@ -403,44 +441,3 @@ def load_tokenizer(name: str | Path) -> Tokenizer | None:
     if tokenizer is not None and tokenizer.chat_template is None and config.is_file():
         tokenizer.chat_template = family_of(read_published_config(config), config).template
     return tokenizer
-
-
-AUTO_DRAFT = "auto"
-"""Value of the option `draft` that selects a published draft of the target."""
-
-
-def known_drafts(target: str | Path, method: str) -> tuple[str, ...]:
-    """Return the published drafts of a method for a target, by the last part of its name."""
-    name = Path(target).name.lower()
-    targets = KNOWN_DRAFTS.get(method, {}).items()
-    return tuple(
-        draft for known, drafts in targets for draft in drafts if Path(known).name.lower() == name
-    )
-
-
-def local_draft(target: str | Path, method: str) -> str | None:
-    """Return the first published draft for a target that is on this machine, if any."""
-    return next(filter(is_local, known_drafts(target, method)), None)
-
-
-def find_local_draft(target: str | Path, method: str) -> str:
-    """Return the first published draft for a target that is on this machine, without a download.
-
-    Raises:
-        OptionError: If none is on this machine, naming the published ones.
-    """
-    if found := local_draft(target, method):
-        return found
-    if not (known := known_drafts(target, method)):
-        raise OptionError(
-            "draft",
-            AUTO_DRAFT,
-            f"draft: no published draft of {method} for {str(target)!r}: give one, or train one",
-        )
-    raise OptionError(
-        "draft",
-        AUTO_DRAFT,
-        f"draft: {AUTO_DRAFT!r} downloads nothing, and no published draft of {method} for "
-        f"{str(target)!r} ({', '.join(known)}) is on this machine: give draft={known[0]!r} to "
-        "download it",
-    )

@@ -35,6 +35,8 @@ COMMANDS = {
     "data": "outpace.cli.data:data",
     "train": "outpace.cli.draft:train_group",
     "quantize": "outpace.cli.quantize:quantize",
+    "pull": "outpace.cli.pull:pull",
+    "rm": "outpace.cli.pull:rm",
     "models": "outpace.cli.lists:models",
     "methods": "outpace.cli.lists:methods",
     "recipes": "outpace.cli.training:recipes_group",

@@ -26,7 +26,8 @@ from outpace.api.options import (
 from outpace.api.text import Prompt
 from outpace.checkpoints.fill import report_load_progress
 from outpace.checkpoints.load import load_config, zoo_names
-from outpace.cli.terminal import check_standard_input, show_spinner
+from outpace.cli.pull import fetch_model
+from outpace.cli.terminal import check_standard_input, error_console, show_spinner
 from outpace.engine.pairing import check_fit
 from outpace.errors import OptionError
 from outpace.methods import Method
@@ -40,7 +41,10 @@ def complete_model(incomplete: str) -> list[str]:
 
 ModelArgument = Annotated[
     str,
-    Argument(help="Folder, GGUF file, hub name, or embedded model.", autocompletion=complete_model),
+    Argument(
+        help="Folder, GGUF file, hub name (ORG/REPO:QUANT), or embedded model.",
+        autocompletion=complete_model,
+    ),
 ]
 SystemFlag = Annotated[str | None, Option(help="System prompt.")]
 NoPrefixCacheFlag = Annotated[bool, Option("--no-prefix-cache", help="Disable the prefix cache.")]
@@ -264,18 +268,28 @@ class LoadFlags(FlagGroup):
     """Flags of the model's adapter, number format and device."""
 
     def open_model(self, model: str, method: MethodSpec | None, **options: Any) -> LLM:
-        """Load a model with these flags and further `options` of an `LLM`."""
+        """Load a model with these flags and further `options` of an `LLM`.
+
+        Without a method, a draft that decodes the model or could is named on standard error.
+        """
+        fetch_model(model)
         with (
             show_spinner(f"loading {model}") as report,
             report_load_progress(partial(report_progress, report)),
         ):
             if uses_one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
-            return LLM(model, method, **options, **asdict(self))
+            llm = LLM(model, method, **options, **asdict(self))
+        draft = llm.methods.draft
+        if method is None and draft is not None:
+            line = draft.describe(llm.name, is_used=draft.is_default)
+            error_console.print(line, style="dim", soft_wrap=True)
+        return llm
 
     def check_methods(self, pairs: Iterable[tuple[str, MethodSpec | None]]) -> None:
         """Raise `ValueError` for a method that does not support its model, without loading it."""
         for model, method in pairs:
+            fetch_model(model)
             sizes = {"max_length": self.max_length, "mask_id": self.mask_id}
             check_fit(model, method, **sizes, adapter=self.adapter)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from math import prod
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
 
+from huggingface_hub import constants
 from rich.table import Table
-from safetensors import safe_open
+from typer import Option
 
+from outpace.checkpoints.drafts import KNOWN_DRAFTS, list_own_drafts
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import ZOO_FOLDER, load_config, zoo_names
-from outpace.checkpoints.lookup import KNOWN_DRAFTS
+from outpace.checkpoints.hub import model_stores
+from outpace.checkpoints.load import CONFIG_FILE, ZOO_FOLDER, load_config, zoo_names
+from outpace.checkpoints.name import HUB_CACHE_PREFIX, name_of
 from outpace.cli.draw import console
 from outpace.cli.options import describe_option, flag_name
 from outpace.decoding.target import plural_noun
@@ -17,14 +23,57 @@ from outpace.methods import METHODS
 from outpace.methods.options import method_options
 
 
-def models() -> None:
-    """List the embedded models, and the checkpoint formats that can be loaded."""
+def models(
+    formats: Annotated[
+        bool, Option("--formats", help="List the formats and published drafts that can be loaded.")
+    ] = False,
+) -> None:
+    """List the models on this machine, and drafts for them; --formats lists what can be loaded."""
+    if formats:
+        list_formats()
+        return
     table = Table(header_style="bold")
-    for column in ("embedded model", "family", "parameters", "megabytes"):
-        table.add_column(column)
-    for name in zoo_names():
-        table.add_row(name, *describe_model(name))
+    for column in ("model", "family", "megabytes", "place"):
+        table.add_column(column, overflow="fold")
+    for name, paths, place in list_local_models():
+        size = sum(map(os.path.getsize, paths)) / 2**20
+        table.add_row(name, read_family(paths[0]), f"{size:.1f}", place)
     console.print(table)
+    for target, draft in list_own_drafts():
+        console.print(draft.describe(target), highlight=False, soft_wrap=True)
+
+
+def list_local_models() -> Iterator[tuple[str, list[str], str]]:
+    """Yield name, files of weights and place of each model on this machine, pulled ones first."""
+    shown = set()
+    for store in model_stores():
+        for name, files in store.list_names().items():
+            if name not in shown:
+                yield name, [*files], store.program
+            shown.add(name)
+    for path in sorted(Path(constants.HF_HUB_CACHE).glob(f"{HUB_CACHE_PREFIX}*/snapshots/*")):
+        yield from list_folder(path, name_of(path), "the hub's cache")
+    for name in zoo_names():
+        yield from list_folder(ZOO_FOLDER / name, name, "bundled")
+
+
+def list_folder(folder: Path, name: str, place: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield the model of a folder, if it has one."""
+    weights = sorted(map(str, folder.glob("*.safetensors")))
+    if weights and (folder / CONFIG_FILE).is_file():
+        yield name, weights, place
+
+
+def read_family(weights: str) -> str:
+    """Return the family of a model by a file of its weights."""
+    path = Path(weights)
+    try:
+        return load_config(path.parent if path.suffix == ".safetensors" else path).family
+    except ValueError:
+        return "(cannot be loaded)"
+
+
+def list_formats() -> None:
     for family in FAMILIES.values():
         console.print(family.name, style="bold")
         console.print(f"  {family.about}")
@@ -45,14 +94,6 @@ def is_loadable(name: str) -> bool:
     """Return whether a checkpoint is an embedded model, or listed by a family."""
     names = {each for family in FAMILIES.values() for each in family.checkpoints}
     return name in names or name in zoo_names()
-
-
-def describe_model(name: str) -> tuple[str, str, str]:
-    path = ZOO_FOLDER / name / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        parameters = sum(prod(file.get_slice(tensor).get_shape()) for tensor in file.keys())  # noqa: SIM118
-    size = path.stat().st_size
-    return load_config(name).family, f"{parameters / 1e6:.2f}M", f"{size / 2**20:.1f}"
 
 
 def methods() -> None:

@@ -12,6 +12,7 @@ import torch
 from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
+from outpace.cli.pull import fetch_model
 from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.server.settings import ServeOptions
@@ -65,7 +66,8 @@ SERVE_FLAGS = ServeFlags()
 def serve(
     context: Context,
     model: Annotated[
-        str | None, Argument(help="Folder, GGUF file, hub name, or embedded model.")
+        str | None,
+        Argument(help="Folder, GGUF file, hub name (ORG/REPO:QUANT), or embedded model."),
     ] = None,
     method: Method | None = None,
     models: Annotated[
@@ -91,7 +93,7 @@ def serve(
     try:
         from outpace.server import run, settings
         from outpace.server.logs import start_log
-        from outpace.server.models import check_all_models
+        from outpace.server.models import check_all_models, log_draft
         from outpace.server.settings import name_models
         from outpace.server.start import bind_socket
     except ImportError as error:
@@ -113,7 +115,11 @@ def serve(
     whole = settings.build_config(config, entries, server_flags.collect_settings())
     start_log(verbose=whole.server.verbose, log_format=whole.server.log_format)
     whole.check_consistency()
+    for entry in whole.models.values():
+        fetch_model(entry.path)
     check_all_models(whole.models)
+    for name, entry in whole.models.items():
+        log_draft(name, entry)
     if replicas is not None:
         raise Exit(serve_replicas(whole, replicas, max_replicas))
     if context.obj is not None:

@@ -8,15 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from outpace.checkpoints.drafts import AUTO_DRAFT, LocalDraft, find_local_draft, local_drafts
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import (
-    AUTO_DRAFT,
-    find_local_draft,
-    head_name,
-    load_config,
-    local_draft,
-    target_config,
-)
+from outpace.checkpoints.load import head_name, load_config, target_config
 from outpace.decoding import DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Processor, Request, Target
 from outpace.decoding.processor import VocabularyLimit
 from outpace.decoding.target import plural_noun, singular_noun
@@ -266,9 +260,6 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
     )
 
 
-LOSSLESS_DRAFTING = ("dflash", "eagle", "speculative")
-"""Methods with a draft that "auto" selects from, by how much they usually gain."""
-
 LOG = logging.getLogger(__name__)
 
 
@@ -304,20 +295,26 @@ class MethodSelector:
         return {"temperature": family.temperature, "top_p": family.top_p, **method.default_sampling}
 
     @cached_property
+    def draft(self) -> LocalDraft | None:
+        """The published draft of a causal model on this machine, looked for once.
+
+        The first that decodes by default, or else the first.
+        """
+        if not isinstance(family_method(self.config), Lookup):
+            return None
+        return min(local_drafts(self.target), key=lambda each: not each.is_default, default=None)
+
+    @cached_property
     def native(self) -> Method:
-        """The model's own method; drafts are looked for once.
+        """The model's own method.
 
         For a causal model with a published draft on this machine, it is the method of the draft,
-        with copies; otherwise that of the family.
+        with copies, unless a measured task loses by it; otherwise that of the family.
         """
-        method = family_method(self.config)
-        if isinstance(method, Lookup):
-            for name in LOSSLESS_DRAFTING:
-                if (draft := local_draft(self.target, name)) is not None:
-                    message = "%s: drafts by %s; method='lookup' decodes without it"
-                    LOG.info(message, self.target, draft)
-                    return make_method(METHODS[name], {"draft": draft, "lookup": True})
-        return method
+        if self.draft is None or not self.draft.is_default:
+            return family_method(self.config)
+        LOG.info("%s", self.draft.describe(self.target, is_used=True))
+        return make_method(METHODS[self.draft.method], {"draft": self.draft.place, "lookup": True})
 
 
 def family_method(config: ModelConfig) -> Method:

@@ -18,6 +18,7 @@ from outpace.api.llm import LLM
 from outpace.api.loading import resolve_types
 from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import model_title
+from outpace.checkpoints.drafts import local_drafts
 from outpace.checkpoints.load import load_adapter, load_tokenizer, resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
 from outpace.constraint.vocabulary import partial_bytes
@@ -30,7 +31,7 @@ from outpace.methods.options import AUTO_METHOD, method_name
 from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
 from outpace.server.http_error import HttpError
-from outpace.server.logs import log_loading
+from outpace.server.logs import LOG, log_loading
 from outpace.server.method_choice import MethodChoice, method_choices, method_variants
 from outpace.server.settings import Entry
 
@@ -250,6 +251,14 @@ def check_all_models(entries: Mapping[str, Entry]) -> None:
         with name_errors(name):
             check_lazy_options(entry)
             available_methods(entry)
+
+
+def log_draft(name: str, entry: Entry) -> None:
+    """Log the draft on this machine for a model that decodes without one by default."""
+    if entry.method is None and entry.adapter is None:
+        draft = next(local_drafts(entry.path), None)
+        if draft is not None and draft.name not in entry.further.values():
+            LOG.info("%s", draft.describe(name))
 
 
 def describe_models(entries: Mapping[str, Entry]) -> dict[str, ModelInfo]:
