@@ -180,7 +180,7 @@ def peak():
     return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 
 before = peak()
-llm = LLM(sys.argv[1], device="cpu", cache_gib=0.01, **json.loads(sys.argv[2]))
+llm = LLM(sys.argv[1], "lookup", device="cpu", cache_gib=0.01, **json.loads(sys.argv[2]))
 llm.generate([[1, 2, 3]], max_tokens=1)
 print(before, peak())
 """

@@ -41,7 +41,7 @@ load_library().outpace_has_isa = Isa.AVX2.__eq__
 LOADS = {
     "outpace": """
 from outpace import LLM
-LLM(sys.argv[1], cache_gib=0.1).generate([[1, 2, 3]], max_tokens=1)
+LLM(sys.argv[1], "lookup", cache_gib=0.1).generate([[1, 2, 3]], max_tokens=1)
 """,
     "llama.cpp": """
 from llama_cpp import Llama

@@ -127,7 +127,7 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
 
 def answers(limit: int) -> tuple[LLM, list[tuple[list[int], list[int]]]]:
     """The target, and prompts with its answers, end token included."""
-    llm = LLM(TARGET, max_length=256, prefix_cache=False)
+    llm = LLM(TARGET, "autoregressive", max_length=256, prefix_cache=False)
     prompts = [llm.text.encode(question.prompt) for question in questions_of("story", limit)]
     outputs = llm.generate(prompts, max_tokens=MAX_TOKENS, temperature=0)
     end = next(iter(llm.eos))

@@ -177,7 +177,7 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     """Load all sides, then measure."""
     # Every side reads each prompt itself.
-    llm = LLM(options.model, quantize=options.quantize, prefix_cache=False)
+    llm = LLM(options.model, "lookup", quantize=options.quantize, prefix_cache=False)
     sides, rows = build_sides(llm, options), []
     for task in build_tasks(options):
         found = measure_task(sides, task, llm, options.rounds, options.requests)
