@@ -191,7 +191,9 @@ def test_a_file_that_is_being_pulled_is_left_alone(fake: FakeHub, folder: Path) 
             resolve_checkpoint(str(NAME))
         with refuses("model"):
             hub.remove_model(NAME)
-    assert fake.requests == [] and resolve_checkpoint(str(NAME)).is_file()
+    older = file.partial.with_name(f"{WHOLE}.0123456789abcdef.partial")
+    older.touch()
+    assert fake.requests == [] and resolve_checkpoint(str(NAME)).is_file() and not older.exists()
 
 
 def test_only_pulled_files_are_removed(fake: FakeHub, folder: Path, tmp_path: Path) -> None:

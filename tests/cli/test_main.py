@@ -172,6 +172,8 @@ INVALID = [
     ("benchmark nonsense", "nonsense"),
     ("recipes show no-such", "no-such"),
     ("generate no-such-model x", "no-such-model"),
+    ("rm */*", "model"),
+    ("rm ../up", "model"),
     ("generate tiny-aux x more", "more"),
     ("generate tiny-aux x --nonsense", "--nonsense"),
     ("generate tiny-aux", "--input"),

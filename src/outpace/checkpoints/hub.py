@@ -13,7 +13,9 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from glob import escape
 from hashlib import sha256
 from http.client import HTTPException
 from io import FileIO
@@ -324,6 +326,8 @@ def download_file(file: RemoteFile, report: Callable[[int], None]) -> None:
     record = f"{file.digest}  {file.target.name}\n"
     record_path(file.target).write_text(record, encoding="utf-8")
     file.partial.replace(file.target)
+    with suppress(BlockingIOError):
+        remove_partials(file.target)  # those of earlier revisions
 
 
 def refusal(file: RemoteFile, message: str) -> OptionError:
@@ -421,17 +425,28 @@ def remove_model(name: HubName) -> int:
         raise OptionError("model", str(name), message)
     removed = 0
     for target in map(Path, models[found]):
-        for partial in target.parent.glob(f"{target.name}.*{PARTIAL_SUFFIX}"):
-            with partial.open("ab") as lock:
-                try:
-                    lock_file(lock)
-                except BlockingIOError:
-                    message = f"model: another process is pulling {name}: end that one first"
-                    raise OptionError("model", str(name), message) from None
-            removed += remove_file(partial)
+        try:
+            removed += remove_partials(target)
+        except BlockingIOError:
+            message = f"model: another process is pulling {name}: end that one first"
+            raise OptionError("model", str(name), message) from None
         removed += remove_file(target) if record_path(target).is_file() else 0
         record_path(target).unlink(missing_ok=True)
         remove_empty(target.parent)
+    return removed
+
+
+def remove_partials(target: Path) -> int:
+    """Remove downloads of a file that have not ended, and return their bytes.
+
+    Raises:
+        BlockingIOError: If another process is downloading it.
+    """
+    removed = 0
+    for partial in target.parent.glob(f"{escape(target.name)}.*{PARTIAL_SUFFIX}"):
+        with partial.open("ab") as lock:
+            lock_file(lock)
+        removed += remove_file(partial)
     return removed
 
 

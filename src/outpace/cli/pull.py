@@ -9,10 +9,11 @@ from typer import Argument
 
 from outpace.checkpoints.drafts import local_drafts
 from outpace.checkpoints.gguf.file import import_gguf
-from outpace.checkpoints.hub import HubName, find_model, pull_model, remove_model
+from outpace.checkpoints.hub import REPOSITORY_NAME, HubName, find_model, pull_model, remove_model
 from outpace.checkpoints.load import resolve_checkpoint
 from outpace.cli.draw import console
 from outpace.cli.terminal import ProgressBars, exit_on_sigterm
+from outpace.errors import OptionError
 
 
 def pull(
@@ -32,7 +33,12 @@ def pull(
 
 def rm(model: Annotated[str, Argument(help="ORG/REPO:QUANT of a pulled model.")]) -> None:
     """Remove a model that was pulled; files of other programs stay."""
-    hub_name = HubName.parse(model) or HubName(model)
+    hub_name = HubName.parse(model)
+    if hub_name is None:
+        if REPOSITORY_NAME.fullmatch(model) is None:
+            message = f"model must be ORG/REPO:QUANT of a pulled model, got {model!r}"
+            raise OptionError("model", model, message)
+        hub_name = HubName(model)
     console.print(f"{model}: {remove_model(hub_name) / 1e6:.1f} MB removed", soft_wrap=True)
 
 
