@@ -350,6 +350,7 @@ def test_a_full_disk_is_one_line_and_status_2():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "outpace", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert subprocess.run(command, stdout=full, stderr=full).returncode == 2
     assert done.returncode == 2
     assert done.stderr == "outpace: standard output: [Errno 28] No space left on device\n"
 

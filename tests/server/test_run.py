@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,11 @@ def told(body: bytes, stream: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x16\x03\x01", b"GET\r\n\r\n", b"\x00" * 100, b"PRI * HTTP/2.0\r\n\r\n"]
+    "data",
+    [
+        *(b"\x16\x03\x01", b"GET\r\n\r\n", b"\x00" * 100, b"PRI * HTTP/2.0\r\n\r\n"),
+        *(b"GET /health HTTP/1.1", b"GET /health HTTP/1.0" + b"\r\nhost: localhost" * 2),
+    ],
 )
 def test_invalid_http_is_rejected(aux: Process, data: bytes) -> None:
     answer = aux.raw(data + b"\r\n\r\n")
@@ -210,6 +216,21 @@ def test_first_signal_drains(seconds: int) -> None:
             error = json.loads(lines[-1].removeprefix("data: "))["error"]
             assert error["type"] == "unavailable_error"
         assert process.process.wait(10) == 0
+
+
+@pytest.mark.nightly
+def test_full_disk_is_no_failure() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "outpace", "serve", "tiny-aux", "--port", str(port)]
+    with open("/dev/full", "w") as full, subprocess.Popen(command, stdout=full, stderr=full) as own:
+        began, answer = time.monotonic(), None
+        while answer is None and time.monotonic() < began + 60:
+            with suppress(httpx2.TransportError):
+                answer = httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=20)
+        own.terminate()
+        assert own.wait(20) == 0 and answer is not None and answer.status_code == 200
 
 
 @pytest.mark.nightly

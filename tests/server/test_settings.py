@@ -88,6 +88,18 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
         Settings(api_key_file=str(tmp_path / "nowhere")).read_key()
 
 
+@pytest.mark.parametrize("key", ["se\ncret", "se\0cret", " secret", "secret\t", " ", "s\x7f"])
+def test_key_fits_into_a_header(key: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as refused:
+        Settings(api_key=key).check_access()
+    assert refused.value.param == "api_key" and "cret" not in str(refused.value)
+    if key.strip() == key:
+        (tmp_path / "key").write_text(f"{key}\n")
+        with refuses("api_key_file"):
+            Settings(api_key_file=str(tmp_path / "key")).check_access()
+    Settings(api_key="a secret \u2713").check_access()
+
+
 def test_key_is_not_revealed(tmp_path: Path) -> None:
     with pytest.raises(OptionError) as refused:
         read_config(written(tmp_path, "[server]\napi_key = 123456"))

@@ -32,7 +32,8 @@ def main(args: Sequence[str] | None = None) -> None:
             gc.freeze()
             gc.enable()
             status = run_command(command, words, start)
-        print(end="", flush=True)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # an empty text more would fail on a full device
     except KeyboardInterrupt:
         status = INTERRUPTED
     except SystemExit as ended:

@@ -133,7 +133,8 @@ def exit_with_error(message: str, status: int = 2) -> NoReturn:
     terminal_restorer.close()
     line = " ".join(message.split())
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    print(f"outpace: {''.join(shown)}", file=sys.stderr)
+    with suppress(OSError):  # the status remains where standard error cannot be written
+        print(f"outpace: {''.join(shown)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -206,7 +206,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.loop.call_later(RESET_POLL_SECONDS, self.look_for_reset)
 
     def on_headers_complete(self) -> None:
-        """Cancel the header timeout; `LimitedBody` limits the body."""
+        """Require a host, and cancel the header timeout; `LimitedBody` limits the body."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or not hosts and self.parser.get_http_version() == "1.1":
+            self.reject(HttpError(400, "host: HTTP/1.1 requires exactly one header Host"))
+            raise ValueError("no single host")
         self.cancel_header_timeout()
         super().on_headers_complete()
         self.open_cycles = [cycle for cycle in self.open_cycles if not cycle.response_complete] + [

@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from outpace.errors import OptionError, prefix_error
 from outpace.server.logs import LogFormat, log_start, start_log
 
+HEADER_VALUE = re.compile(rb"[!-~\x80-\xff]+([ \t]+[!-~\x80-\xff]+)*")
+"""Bytes that HTTP transfers unchanged as the value of a header."""
+
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 ERROR_MESSAGES = {
@@ -69,12 +72,14 @@ class Settings(FrozenModel):
         """Return the API key, or None.
 
         Raises:
-            ValueError: If the key file cannot be read or is empty.
+            ValueError: If the key file cannot be read or is empty, or no header can hold the key.
         """
         if self.api_key is not None and self.api_key_file is not None:
             raise OptionError("api_key", None, "api_key: cannot be combined with api_key_file")
         if self.api_key_file is None:
-            return None if self.api_key is None else self.api_key.encode()
+            if self.api_key is None:
+                return None
+            return check_key("api_key", self.api_key.encode(errors="surrogateescape"))
         try:
             key = Path(self.api_key_file).read_bytes().strip()
         except (OSError, ValueError) as error:
@@ -83,7 +88,7 @@ class Settings(FrozenModel):
         if not key:
             message = f"api_key_file: {self.api_key_file} is empty"
             raise OptionError("api_key_file", self.api_key_file, message)
-        return key
+        return check_key("api_key_file", key)
 
     @property
     def is_local(self) -> bool:
@@ -99,6 +104,14 @@ class Settings(FrozenModel):
                 f"host {self.host!r} is reachable from other machines: set an API key "
                 "(--api-key-file), or --insecure to accept everyone",
             )
+
+
+def check_key(param: str, key: bytes) -> bytes:
+    """Return an API key; raises `OptionError` if no header can hold it, and does not quote it."""
+    if not HEADER_VALUE.fullmatch(key):
+        problem = "must be one line without control characters and spaces around it"
+        raise OptionError(param, None, f"{param}: {problem}, which a header can hold")
+    return key
 
 
 def requirement(message: str) -> str:
