@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count, product
 from typing import Any
 
@@ -306,9 +306,14 @@ MIN_CALL_STATES = 500
 
 @dataclass(frozen=True)
 class CallBudget:
-    """Limits of the work for all functions of a request, which are compiled in some seconds."""
+    """Limits of the work for all functions of a request, which are compiled in some seconds.
+
+    Attributes:
+        loosened: Why schemas were loosened, by the name of the function.
+    """
 
     values_read: Iterator[int] = field(default_factory=count)
+    loosened: dict[str, str] = field(default_factory=dict)
     steps: StepBudget = field(default_factory=lambda: StepBudget(8 * MAX_DETERMINIZE_STEPS))
 
 
@@ -404,10 +409,16 @@ def tools_dfas(source: str, form: CallFormat | None, text: Dfa | None = None) ->
         else loose_arguments_dfa(name, place, schema, budget)
         for name, place, schema in rule["functions"]
     }
-    while most >= MIN_CALL_STATES:
-        if open_large_functions(functions, form, strict, most) or most == MAX_CALL_STATES:
-            yield answers_dfa(rule, form, functions, text)
-        most //= 2
+    try:
+        while most >= MIN_CALL_STATES:
+            opened = open_large_functions(functions, form, strict, most)
+            budget.loosened.update(dict.fromkeys(opened, "too large beside other tools"))
+            if opened or most == MAX_CALL_STATES:
+                yield answers_dfa(rule, form, functions, text)
+            most //= 2
+    finally:  # of the last automaton, which is the one in use
+        if budget.loosened:
+            log_loosened(tuple(budget.loosened.items()))
 
 
 def answers_dfa(
@@ -473,11 +484,22 @@ def loose_arguments_dfa(name: str, place: int, schema: Any, budget: CallBudget) 
             if not isinstance(other.__cause__, UnsupportedError | TooLargeError):
                 raise error from None
             found = open_arguments_dfa()
-        LOG.warning(UNCONSTRAINED, name, error.__cause__)
+        budget.loosened[name] = str(error.__cause__)
         return found
 
 
-UNCONSTRAINED = "tool %s: %s; without strict, this does not constrain its calls"
+@lru_cache(maxsize=256)
+def log_loosened(reasons: tuple[tuple[str, str], ...]) -> None:
+    """Log once, in one line, why the schemas of tools do not constrain their calls.
+
+    Args:
+        reasons: Names of tools, each with its reason.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        groups.setdefault(reason, []).append(name)
+    shown = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in groups.items())
+    LOG.warning("without strict, schemas do not constrain calls of some tools (%s)", shown)
 
 
 @cache
@@ -488,10 +510,10 @@ def open_arguments_dfa() -> Dfa:
 
 def open_large_functions(
     functions: dict[str, Dfa], form: CallFormat, strict: Collection[str], most: int
-) -> bool:
+) -> list[str]:
     """Let the largest functions that are not strict have any object, until all fit together.
 
-    Returns whether there were such functions.
+    Returns the names of these functions.
     """
     room = most - sum(len(name + form.middle) for name in functions)
     room -= len(form.begin + form.end + (form.between or ""))
@@ -501,14 +523,15 @@ def open_large_functions(
         for name, dfa in functions.items()
         if name not in strict and dfa is not open_arguments_dfa()
     ]
-    for opened, name in enumerate(sorted(closed, key=lambda each: -len(functions[each].table))):
+    opened: list[str] = []
+    for name in sorted(closed, key=lambda each: -len(functions[each].table)):
         sizes = {tables[each]: len(dfa.table) for each, dfa in functions.items()}
         if sum(sizes.values()) < room:
-            return opened > 0
+            break
         functions[name] = open_arguments_dfa()
         tables[name] = functions[name].table.tobytes()
-        LOG.warning(UNCONSTRAINED, name, "its schema is too large beside those of other tools")
-    return bool(closed)
+        opened.append(name)
+    return opened
 
 
 def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:
