@@ -11,7 +11,7 @@ import pytest
 
 from outpace import OptionError
 from outpace.api.detokenizer import Detokenizer
-from outpace.api.parts import AnswerFormat
+from outpace.api.parts import AnswerFormat, parse_answer
 from outpace.constraint.calls import CALL_FORMATS, CallFormat, tools_dfa
 from outpace.constraint.compiler import build_rule_dfa
 from outpace.constraint.dfa import dfa_accepts
@@ -64,6 +64,30 @@ def test_stop_strings_end_before_a_call(form: CallFormat) -> None:
     if form.preface:
         text = form.preface + "a,b"
         assert cut_text(answers, text, [","]) == (form.preface + "a",) * 2 + (",",)
+
+
+SERIES = {
+    "equal": (["{}"] * 5, 3),
+    "two of a kind": (['{"a": 1}'] * 2 + ["{}"] * 2 + ['{"a": 1}'] * 4, 7),
+    "distinct": ([f'{{"a": {n}}}' for n in range(140)], 128),
+}
+"""Arguments of calls in a row, and how many of the calls the answer has."""
+
+
+@pytest.mark.parametrize("series", SERIES)
+@pytest.mark.parametrize("form", [f for f in CALL_FORMATS if f.between], ids=lambda f: f.name)
+def test_repeated_calls_end_the_answer(form: CallFormat, series: str) -> None:
+    arguments, count = SERIES[series]
+    text = "Look:\n" + form.write_calls([("f", each) for each in arguments])
+    for stops in ([], ["\0", "}"]):
+        whole, sent, stop = cut_text(AnswerFormat(calls=form), text, stops)
+        assert whole == sent and text.startswith(whole) and stop is None
+        found = parse_answer(AnswerFormat(calls=form), whole)
+        assert [call.arguments for call in found.calls] == arguments[:count]
+    codec: Any = Characters()
+    together = Detokenizer(codec, form=AnswerFormat(calls=form))
+    assert together.push_tokens([*map(ord, text)])
+    assert together.text == whole and len(together.ids) == len(whole)
 
 
 @pytest.mark.parametrize("name", ["array", "args"])

@@ -28,7 +28,8 @@ MAX_UNFINISHED_TOKENS = 3
 class Detokenizer:
     """Decodes a growing list of tokens in whole characters, and cuts the text at a stop string.
 
-    A call of a tool is never cut: stop strings apply up to the text that begins it.
+    A call of a tool is never cut: stop strings apply up to the text that begins it. The text also
+    ends after a call that must be the last one, see `CallParser`.
 
     Args:
         text: Tokenizer of the model.
@@ -42,6 +43,7 @@ class Detokenizer:
         markers: Characters that stand for the tokens without text in other stop strings.
         stop: Stop strings by their form in `marked`.
         marked: Text so far, with `markers`.
+        may_stop: Whether its text may end the answer.
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class Detokenizer:
         self.num_early = 0  # how many of them are among the first `min_tokens` tokens
         self.stop_begin = 0  # first position at which a stop string may begin
         self.call_begin: int | None = None  # position after the text that begins a call
-        self.parser = AnswerParser(form) if self.stop and form.calls is not None else None
+        self.parser = None if form.calls is None else AnswerParser(form)
+        self.may_stop = bool(self.stop) or self.parser is not None
 
     def split_stop_strings(self, stop: Any) -> tuple[dict[str, str], dict[int, str]]:
         """Return `stop` and `stop_tokens`; raises `OptionError` for an invalid string."""
@@ -100,11 +103,12 @@ class Detokenizer:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string is complete."""
-        return self.stop_string is not None
+        """Whether a stop string, or a call that must be the last one, is complete."""
+        is_over = self.parser is not None and self.parser.rest is not None
+        return is_over or self.stop_string is not None
 
     def push_tokens(self, ids: Sequence[int]) -> bool:
-        """Append new tokens; returns True once a stop string is complete."""
+        """Append new tokens; returns True once the text ends the answer."""
         for token in ids:
             if self.stopped:
                 break
@@ -112,7 +116,7 @@ class Detokenizer:
             if token not in self.silent_ids:
                 self.visible_ids.append(token)
                 self.num_early += len(self.ids) <= self.min_tokens
-                if self.stop:  # otherwise decoded on demand
+                if self.may_stop:  # otherwise decoded on demand
                     self.decode_new()
             elif token in self.markers:
                 self.append_marker(token)
@@ -156,7 +160,7 @@ class Detokenizer:
         begin, self.marked = len(self.marked), self.marked + piece
         if early:
             self.stop_begin = len(self.marked)
-        self.find_call(piece)
+        self.read_calls(piece)
         places = {
             mark: self.marked.find(
                 mark, max(begin - len(mark) + 1, self.stop_begin), self.call_begin
@@ -167,15 +171,19 @@ class Detokenizer:
             at, mark = min(ends)
             self.marked, self.stop_string = self.marked[:at], self.stop[mark]
 
-    def find_call(self, piece: str) -> None:
-        """Find out where new text begins a call, if it does."""
-        if self.parser is None or self.call_begin is not None:
+    def read_calls(self, piece: str) -> None:
+        """Find out where new text begins a call, and cut it after one that must be the last."""
+        if self.parser is None:
             return
-        for position, character in enumerate(piece, len(self.marked) - len(piece) + 1):
-            self.parser.feed(self.remove_markers(character))
-            if self.parser.has_call:
-                self.call_begin = position
-                return
+        size = 1 if self.stop and self.call_begin is None else len(piece)
+        for begin in range(0, len(piece), max(size, 1)):
+            self.parser.feed(self.remove_markers(piece[begin : begin + size]))
+            if self.call_begin is None and self.parser.has_call:
+                self.call_begin = len(self.marked) - len(piece) + begin + size
+        if rest := self.parser.rest:
+            marks = {*self.markers.values()}
+            shown = [place for place, each in enumerate(self.marked) if each not in marks]
+            self.marked = self.marked[: shown[-len(rest)]]
 
     def take_text(self, *, final: bool = False) -> str:
         """Return the text since the last call; a possible start of a stop string is held back."""

@@ -658,7 +658,7 @@ def prepare_answer(
         if answer.decode_tokens():
             llm.engine.cancel(answer)
 
-    answer.listener = on_tokens if streams or detokenizer.stop else None
+    answer.listener = on_tokens if streams or detokenizer.may_stop else None
     llm.engine.prepare_job(answer)
     return answer
 

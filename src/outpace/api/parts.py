@@ -38,6 +38,13 @@ class CallDelta(NamedTuple):
     arguments: str
 
 
+MAX_CALLS = 128
+"""Maximum number of calls in an answer."""
+
+MAX_EQUAL_CALLS = 3
+"""Number of equal calls in a row that end an answer: a model may intend two, a loop has no end."""
+
+
 class CallParser:
     """Splits a growing answer into text and calls.
 
@@ -51,7 +58,7 @@ class CallParser:
         self.text = ""
         self.calls: list[ToolCall] = []
         self.buffer = ""
-        self.part: Literal["text", "name", "arguments", "after"] = "text"
+        self.part: Literal["text", "name", "arguments", "after", "over"] = "text"
         self.has_preface = False
         self.depth = 0
         self.is_quoted = self.is_escaped = False
@@ -60,6 +67,11 @@ class CallParser:
     def has_call(self) -> bool:
         """Whether a call has begun, so that no more text follows."""
         return self.part != "text" or self.buffer.startswith(self.form.marker)
+
+    @property
+    def rest(self) -> str | None:
+        """Text after the call with which the answer must end; None without such a call."""
+        return self.buffer if self.part == "over" else None
 
     def feed(self, piece: str) -> tuple[str, list[CallDelta]]:
         """Return new text, and new characters of each call; text that may begin a call waits."""
@@ -95,6 +107,8 @@ class CallParser:
                 return self.begin_call(name)
             case "arguments":
                 return self.take_arguments()
+            case "over":
+                return None
         between = self.form.between
         if between is None or not self.buffer.startswith(between):
             return None
@@ -142,10 +156,12 @@ class CallParser:
             return None
         end = next((n for n, each in enumerate(self.buffer, 1) if self.closes(each)), None)
         piece, self.buffer = self.buffer[:end], "" if end is None else self.buffer[end:]
-        if end is not None:
-            self.part = "after"
         name, arguments = self.calls[-1]
         self.calls[-1] = ToolCall(name, arguments + piece)
+        if end is not None:
+            equal = self.calls[-MAX_EQUAL_CALLS:].count(self.calls[-1])
+            ends = equal == MAX_EQUAL_CALLS or len(self.calls) == MAX_CALLS
+            self.part = "over" if ends else "after"
         return CallDelta(len(self.calls) - 1, None, piece)
 
     def closes(self, character: str) -> bool:
@@ -301,6 +317,11 @@ class AnswerParser:
         """Whether a call has begun, so that no more text follows."""
         return self.call_parser is not None and self.call_parser.has_call
 
+    @property
+    def rest(self) -> str | None:
+        """Text after the call with which the answer must end; None without such a call."""
+        return None if self.call_parser is None else self.call_parser.rest
+
     def feed(self, piece: str, *, final: bool = False) -> PartsDelta:
         """Return new characters of each part; text that may be a mark waits, unless `final`."""
         reasoning, text = "", piece
@@ -310,7 +331,7 @@ class AnswerParser:
                 late_reasoning, late_text = self.thoughts.finish()
                 reasoning, text = reasoning + late_reasoning, text + late_text
         calls: Sequence[CallDelta] = ()
-        if self.call_parser is not None:
+        if self.call_parser is not None and (text or final):
             text, calls = self.call_parser.feed(text)
             text += self.call_parser.finish() if final else ""
         self.reasoning += reasoning
