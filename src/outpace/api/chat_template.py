@@ -185,6 +185,28 @@ def join_user_turns(messages: Sequence[NamedMessage]) -> list[NamedMessage]:
     return found
 
 
+def join_system_turns(messages: Sequence[NamedMessage], *, joins_users: bool) -> list[NamedMessage]:
+    """Return messages with all turns of the system as one, the first, which has all their texts.
+
+    With `joins_users`, two turns of the user that only one of the system separated are one as well.
+    """
+    turns: list[NamedMessage] = []
+    others: list[NamedMessage] = []
+    was_system = False
+    for each in messages:
+        is_system = each[1]["role"] == "system"
+        if is_system:
+            turns.append(each)
+        elif was_system and joins_users and others:
+            others += join_user_turns([others.pop(), each])
+        else:
+            others.append(each)
+        was_system = is_system
+    name, first = turns[0]
+    content = "\n\n".join(turn["content"] for _, turn in turns)
+    return [(name, {**first, "content": content}), *others]
+
+
 RESERVED_NAMES = {"messages", "add_generation_prompt", "documents", "raise_exception"} | {
     *TOOL_VARIABLES,
     "strftime_now",
@@ -463,6 +485,34 @@ class ChatTemplate(TemplateSource):
         first = {**first, "content": f"{text}\n\n{first['content']}"}
         return [*messages[:place], (name, first), *messages[place + 1 :]]
 
+    def arrange_system_turns(
+        self, messages: list[NamedMessage], variables: Mapping[str, Any]
+    ) -> list[NamedMessage]:
+        """Return messages in an order in which the template writes all turns of the system.
+
+        Where it refuses the given order, or leaves one out, they are one turn, the first.
+        """
+        if all(message["role"] != "system" for _, message in messages[1:]):
+            return messages
+        joined = (join_system_turns(messages, joins_users=each) for each in (False, True))
+        orders = chain([messages], joined)
+        return next((each for each in orders if self.writes_system(each, variables)), messages)
+
+    def writes_system(self, messages: Sequence[NamedMessage], variables: Mapping[str, Any]) -> bool:
+        """Return whether the template renders a conversation with the text of each system turn."""
+        marks, marked = [], []
+        free = unused_characters(*(str(message["content"]) for _, message in messages))
+        for _, message in messages:
+            if message["role"] == "system" and message["content"].strip():
+                marks.append(take_unused_character(free))
+                message = {**message, "content": message["content"] + marks[-1]}
+            marked.append(message)
+        try:
+            rendered = self.render(marked, variables)
+        except OptionError:
+            return False
+        return all(mark in rendered for mark in marks)
+
     def encode(
         self,
         messages: Sequence[Message],
@@ -498,6 +548,7 @@ class ChatTemplate(TemplateSource):
             named = join_user_turns(named)
         if instruction:
             named = self.add_instruction(named, instruction)
+        named = self.arrange_system_turns(named, variables)
         parts = TemplatePart.collect_parts(named, variables) + last
         text = self.render_parts(parts)
         ids, spans = self.codec.encode_with_spans(text)
