@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chats import SHAPES, Shape, control, expected, tokenizer
 from outpace.api.text import TextCodec
+from outpace.server.schema import Message
 from refusal import refuses
 
 FRAGMENTS = [
@@ -60,6 +61,62 @@ def compare(name: str, messages: list[dict[str, str]]) -> None:
 @given(data=st.data())
 def test_conversations(name: str, data: st.DataObject) -> None:
     compare(name, data.draw(conversations(name)))
+
+
+HOISTS = """{%- if messages[0].role == 'system' %}{{- '[' + messages[0].content + ']' }}{%- endif %}
+{%- for m in messages if m.role != 'system' %}{{- m.role + ':' + m.content }}{%- endfor %}"""
+"""Leaves out all turns of the system but the first message, as some published templates do."""
+ALTERNATES = HOISTS.replace(
+    "{{- m.role",
+    "{%- if m.role != ['user', 'assistant'][loop.index0 % 2] %}{{- raise_exception('order') }}"
+    "{%- endif %}{{- m.role",
+)
+RENAMES = HOISTS.replace("m.role + ':'", "m.get('name', m.role) + ':'")
+
+
+def turns(text: str) -> list[dict[str, str]]:
+    """Messages of a text such as `s:A u:hi a:ho`, in which `_` is an empty line."""
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    pairs = (each.split(":") for each in text.split(" "))
+    return [{"role": roles[role], "content": each.replace("_", "\n\n")} for role, each in pairs]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "joined"),
+    [
+        *(
+            (name, *pair)
+            for name in ("nemo", "hoists", "alternates")
+            for pair in (
+                ("s:A s:B u:hi", "s:A_B u:hi"),
+                ("s:A u:hi a:ho s:B u:so", "s:A_B u:hi a:ho u:so"),
+                ("u:hi a:ho s:A s:A u:so", "s:A_A u:hi a:ho u:so"),
+            )
+        ),
+        *((name, "s:A s:B u:hi a:ho s:A", None) for name in ("qwen2.5", "phi3", "llama3.1")),
+        ("alternates", "u:hi s:A u:so", "s:A u:hi_so"),
+        ("hoists", "u:hi s:A u:so", "s:A u:hi u:so"),
+    ],
+)
+def test_turns_of_the_system(
+    name: str, given: str, joined: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each, template in {"hoists": HOISTS, "alternates": ALTERNATES}.items():
+        monkeypatch.setitem(SHAPES, each, Shape(template, ("<a>", "<b>")))
+    text = TextCodec(name, tokenizer(name))
+    assert text.encode(turns(given)) == expected(name, turns(joined or given))
+    if name == "alternates":
+        with refuses("messages"):
+            text.encode(turns("s:A s:B u:hi u:ho"))
+
+
+def test_names_are_passed_to_templates_that_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "renames", Shape(RENAMES, ("<a>", "<b>")))
+    text = TextCodec("renames", tokenizer("renames"))
+    given = Message(role="user", content="hi", name="Omar <a>").template_message()
+    ids = text.encode([given])
+    shown = text.decode(ids, special=True).replace(" ", "")
+    assert shown == "Omar\u0120<a>:hi" and text.special_ids["<a>"] not in ids
 
 
 DECIDES = """{%- for m in messages %}{{- '<a>' }}{%- if '<b>' in m.content %}{{- 'other' }}

@@ -88,6 +88,8 @@ def test_variants_of_a_call(form: CallFormat, variant: CallFormat) -> None:
     [
         (None, None, None),
         ([], "none", None),
+        ([], "auto", None),
+        (None, "auto", None),
         (TOOLS, "none", None),
         (TOOLS, None, (["get_weather", "stop"], True, False)),
         (TOOLS, "auto", (["get_weather", "stop"], True, False)),
@@ -114,7 +116,7 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
         ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "ä"}}]}),
         ("tools[2].function.name", {"tools": TOOLS + TOOLS[:1]}),
         ("tools", {"tools": TOOLS * 65}),
-        ("tool_choice", {"tool_choice": "auto"}),
+        ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": "stop"}),
         ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": 2}),
         ("tools", {"tools": TOOLS, "raw": True}),

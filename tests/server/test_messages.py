@@ -198,7 +198,9 @@ def test_tools_of_providers_and_formats(served: TestClient) -> None:
 
 CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "x"}
-CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]}
+TEXT = {"type": "text", "text": "a"}
+SAID = {"role": "assistant", "content": [TEXT]}
+CALLING = {"role": "assistant", "content": [TEXT, CALL]}
 
 
 def test_other_parts_of_results_are_noted() -> None:
@@ -210,10 +212,45 @@ def test_other_parts_of_results_are_noted() -> None:
     assert (user["role"], "document" in user["content"]) == ("user", True)
 
 
+SECRET = {"type": "redacted_thinking", "data": "x"}
+EMPTY = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("history", "same"),
+    [
+        ([QUESTION, {"role": "assistant", "content": [SECRET, TEXT]}], [QUESTION, SAID]),
+        (
+            [QUESTION, {"role": "assistant", "content": [SECRET]}, QUESTION],
+            [QUESTION, EMPTY, QUESTION],
+        ),
+        *(
+            ([QUESTION, {"role": "assistant", **each}], [QUESTION])
+            for each in (
+                {"content": []},
+                {"content": None},
+                {},
+                {"content": ""},
+                {"content": [SECRET]},
+            )
+        ),
+        ([{"role": "user", "content": []}], [{"role": "user", "content": ""}]),
+    ],
+)
+def test_empty_and_redacted_turns(served: TestClient, history: Any, same: Any) -> None:
+    given, wanted = (body("plain", messages=each, temperature=0) for each in (history, same))
+    assert ask(served, given)["content"] == ask(served, wanted)["content"]
+    counts = [post(served, f"{PATH}/count_tokens", each) for each in (given, wanted)]
+    assert counts[0] == counts[1]
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": None}),
     ("max_tokens", {"max_tokens": 10**7}),
+    ("max_tokens", {"max_tokens": -2}),
     ("messages", {"messages": []}),
+    ("messages.0.content", {"messages": [{"role": "user", "content": None}]}),
+    ("messages.0.content.0", {"messages": [{"role": "user", "content": [SECRET]}]}),
     ("messages", {"messages": [{"role": "user", "content": [RESULT]}]}),
     ("messages", {"messages": [QUESTION, {"role": "assistant", "content": [CALL, CALL]}]}),
     ("messages.0.role", {"messages": [{"role": "tool", "content": "a"}]}),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import QUESTION, chat, completion, connect, route
+from asking import QUESTION, chat, completion, connect, route, serve_models
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.methods import APD, Speculative
 from outpace.server.service import Service
@@ -31,6 +31,12 @@ def test_models_of_a_method_have_unique_names(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def sole() -> Iterator[TestClient]:
+    with serve_models(sole="tiny-aux") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Service]]:
     """A server with secret model folders, one of which contains the other's path."""
     place = tmp_path_factory.mktemp(SECRET)
@@ -48,6 +54,29 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClien
         service = Service.load(Config(models=entries))
     with connect(service) as client:
         yield client, service
+
+
+PATHS = {
+    "/v1/chat/completions": chat(max_tokens=2),
+    "/v1/completions": completion(max_tokens=2),
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/messages": chat(max_tokens=2),
+    "/v1/messages/count_tokens": chat(),
+    "/tokenize": chat(),
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_model_answers_to_any_name(sole: TestClient, client: TestClient, path: str) -> None:
+    others = {name: each for name, each in PATHS[path].items() if name != "model"}
+    for name in ({}, {"model": "gpt-5:x"}, {"model": "sol"}):
+        reply = sole.post(path, json=others | name)
+        assert reply.status_code == 200, reply.text
+        assert reply.json().get("model", "sole") == "sole"
+        assert client.post(path, json=others | name).status_code == (404 if name else 400)
+    assert sole.post(path, json=others | {"model": "sole:x"}).status_code == 404
+    assert sole.get("/v1/models/other").status_code == 404
 
 
 WRONG: list[dict[str, Any]] = [

@@ -11,6 +11,7 @@ from outpace.server.service import Service
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
 NAMED = {"name": "x", "schema": {"type": "object"}}
+OBJECT = {"type": "json_object"}
 
 
 PART = {"type": "text", "text": chat()["messages"][0]["content"]}
@@ -27,8 +28,8 @@ def drafted(**options: Any) -> dict[str, Any]:
 
 FIELDS: dict[str, list[Any]] = {
     "n": [0, 9, 1.5, "2", True],
-    "max_tokens": [0, 10**9, 1.5, "5", 513],
-    "max_completion_tokens": [0, 2**62, "x", 513],
+    "max_tokens": [0, -2, 10**9, 1.5, "5", 513, True],
+    "max_completion_tokens": [0, -2, 2**62, "x", 513],
     "min_tokens": [-1, 10**9, "x"],
     "temperature": [-1, 2.01, float("nan"), float("inf"), "0", True],
     "top_p": [0, 1.1, float("nan"), "1"],
@@ -56,7 +57,7 @@ FIELDS: dict[str, list[Any]] = {
         *({"choice": x} for x in ([], "yes", ["x"] * 4097)),
     ],
     "tools": [[{"type": "function"}], {}],
-    "tool_choice": ["auto", "required", {"type": "function", "function": {"name": "x"}}, []],
+    "tool_choice": ["required", {"type": "function", "function": {"name": "x"}}, []],
     "parallel_tool_calls": ["x", 1],
     "functions": [[{"name": "x"}], "x"],
     "function_call": ["auto", {"name": "x"}],
@@ -105,7 +106,7 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("outpace.provisional", chat(outpace={"provisional": True})),
     ("messages.0.role", {"model": "tiny-ar", "messages": [{"role": "function", "content": "x"}]}),
     ("messages.0.content", {"model": "tiny-ar", "messages": [{"role": "user"}]}),
-    ("messages.0.name", {"model": "tiny-ar", "messages": [{**chat()["messages"][0], "name": "x"}]}),
+    ("messages.0.name", {"model": "tiny-ar", "messages": [{**chat()["messages"][0], "name": 5}]}),
     ("messages.0.content", chat(5)),
     ("messages.0.content.0.type", chat([IMAGE])),
     ("messages.0.content.1.type", chat([{"type": "text", "text": "x"}, {"type": "input_audio"}])),
@@ -126,7 +127,13 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("response_format.type", chat(response_format={"type": "grammar"})),
     ("response_format", chat(response_format={"type": "json_schema"})),
     ("response_format", chat(response_format={"type": "text", "json_schema": NAMED})),
-    ("response_format.json_schema.name", formatted({"schema": {}})),
+    ("response_format", chat(response_format={"type": "text", "schema": {}})),
+    ("response_format", formatted(NAMED) | {"response_format": OBJECT | {"json_schema": NAMED}}),
+    ("response_format.schema", chat(response_format=OBJECT | {"schema": {"type": "teapot"}})),
+    (
+        "structured_outputs.json_object",
+        chat(response_format=OBJECT | {"schema": {}}, structured_outputs={"json_object": True}),
+    ),
     ("response_format.json_schema.schema", formatted({"name": "x", "schema": "{}"})),
     ("response_format.json_schema.strict", formatted(NAMED | {"strict": 1})),
     ("response_format.json_schema.x", formatted(NAMED | {"x": 1})),
@@ -166,6 +173,9 @@ def test_nested_field_is_named(client: TestClient, param: str, body: dict[str, A
         {"tools": None, "tool_choice": None, "parallel_tool_calls": None},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
         {"tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"tools": [], "tool_choice": "auto"},
+        {"messages": [chat()["messages"][0] | {"name": "Omar"}]},
         {"functions": [], "function_call": "none"},
         {"modalities": ["text"], "response_format": {"type": "text"}},
         {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
@@ -178,6 +188,38 @@ def test_neutral_fields_are_accepted(client: TestClient, fields: dict[str, Any])
     usual = {"seed": 1, "max_tokens": 8, "temperature": 2}
     wanted, answer = ask(client, chat(**usual)), ask(client, chat(**usual) | fields)
     assert answer["choices"] == wanted["choices"]
+
+
+SEVEN = {"type": "array", "items": {"const": 7}, "minItems": 1, "maxItems": 1}
+TURNS = [*chat()["messages"], {"role": "assistant", "content": ""}, *chat()["messages"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "same"),
+    [
+        *((chat(**{name: -1}), chat()) for name in ("max_tokens", "max_completion_tokens")),
+        (completion(max_tokens=-1.0), completion()),
+        *(
+            (chat(response_format=form), formatted({"name": "x", "schema": SEVEN}))
+            for form in (
+                OBJECT | {"schema": SEVEN},
+                {"type": "json_schema", "schema": SEVEN},
+                {"type": "json_schema", "json_schema": {"schema": SEVEN}},
+            )
+        ),
+        *(
+            (
+                chat(messages=[TURNS[0], {"role": "assistant", **empty}, TURNS[2]]),
+                chat(messages=TURNS),
+            )
+            for empty in ({}, {"content": None}, {"content": []})
+        ),
+        (chat(messages=[{"role": "user", "content": []}]), chat("")),
+    ],
+)
+def test_forms_of_other_servers_are_read(client: TestClient, body: Any, same: Any) -> None:
+    seed = {"seed": 1, "temperature": 0}
+    assert ask(client, body | seed)["choices"] == ask(client, same | seed)["choices"]
 
 
 @pytest.mark.parametrize(

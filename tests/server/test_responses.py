@@ -16,6 +16,7 @@ PATH = "/v1/responses"
 QUESTION = "Tom has 3 apples and buys 4 more."
 DECLARED = [{"type": "function", **tool["function"]} for tool in TOOLS]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+SEVEN = {"type": "integer", "enum": [7]}
 FORMAT = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
 NAMED = {"type": "function", "name": "get_weather"}
 
@@ -153,6 +154,16 @@ def test_items_become_messages() -> None:
     assert [call["id"] for call in messages[2]["tool_calls"]] == ["x", "y"]
     assert "input_image" in messages[3]["content"] and messages[3]["content"].endswith("dot")
     assert messages[4] == {"role": "assistant", "reasoning_content": "Hm", "content": "Hi"}
+    empty = [{"role": "assistant", **each} for each in ({}, {"content": None}, {"content": []})]
+    request = ResponsesRequest.model_validate({"model": "m", "input": empty})
+    assert [*request.messages()] == [{"role": "assistant", "content": ""}] * 3
+
+
+def test_forms_of_other_servers_are_read(served: TestClient) -> None:
+    form = {"format": {"type": "json_object", "schema": SEVEN}}
+    answer = ask(served, body("plain", text=form, max_output_tokens=-1))
+    assert answer["output"][0]["content"][0]["text"] == "7" and answer["max_output_tokens"] > 60
+    assert answer["text"] == form
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -160,6 +171,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("conversation", {"conversation": "x"}),
     ("store", {"store": True}),
     ("input", {"input": []}),
+    ("max_output_tokens", {"max_output_tokens": -2}),
+    ("input.0.content", {"input": [{"role": "user"}]}),
     ("input", {"input": [RESULT]}),
     ("input", {"input": [CALL | {"arguments": "{"}]}),
     ("input.0", {"input": [{"type": "item_reference", "id": "x"}]}),

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import DEEP, ask, attack, events, official_client, refused, serve_models, text_of
+from outpace.checkpoints.load import load_config, load_tokenizer
 from outpace.server.settings import Entry
 from toolbox import SCHEMAS, TOOLS, tool_model
 
@@ -160,6 +161,25 @@ def test_stop_strings_beside_tools(tool_client: TestClient, model: str) -> None:
     assert text_of(events(tool_client, body | {"stop": mark})) == cut["message"]["content"]
 
 
+@pytest.mark.parametrize("model", ["causal", "array", "args"])
+def test_repeated_call_ends_the_answer(tool_client: TestClient, model: str) -> None:
+    folder = tool_model(*MODELS[model])
+    ends = {*load_config(folder).eos, load_tokenizer(folder).eos_token_id}
+    bias = {str(each): -100 for each in ends}
+    body = calling(model, tools=TOOLS[1:], logit_bias=bias, max_tokens=300)
+    answer = ask(tool_client, body)
+    (choice,) = answer["choices"]
+    message, finish = choice["message"], choice["finish_reason"]
+    assert len(message["tool_calls"]) == 3 and finish == "tool_calls"
+    *chunks, last = events(tool_client, body | {"stream_options": {"include_usage": True}})
+    deltas = [c["delta"].get("tool_calls", []) for each in chunks for c in each["choices"]]
+    assert [call["index"] for each in deltas for call in each if "id" in call] == [0, 1, 2]
+    assert last["usage"] == answer["usage"]
+    results = [RESULT | {"tool_call_id": call["id"]} for call in message["tool_calls"]]
+    del message["refusal"]
+    assert ask(tool_client, calling(model, messages=[QUESTION, message, *results], max_tokens=60))
+
+
 def declared(**function: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", **function}}]
 
@@ -199,7 +219,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("stop", {"response_format": {"type": "json_object"}, "tool_choice": "auto", "stop": "x"}),
     ("stop", {"stop": "x"}),
     ("tool_choice", {"tools": None}),
-    ("tool_choice", {"tools": [], "tool_choice": "auto"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "unknown"}}}),
     ("tool_choice.function.name", {"tool_choice": {"type": "function", "function": {}}}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}),
@@ -209,7 +228,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages.2.content", {"messages": [QUESTION, CALLING, RESULT | {"content": None}]}),
     ("messages.0.tool_call_id", {"messages": [QUESTION | {"tool_call_id": "x"}]}),
     ("messages.0.tool_calls", {"messages": [QUESTION | {"tool_calls": [CALL]}]}),
-    ("messages.1.content", {"messages": [QUESTION, {"role": "assistant", "content": None}]}),
+    ("messages.0.content", {"messages": [QUESTION | {"content": None}]}),
     ("messages.1.tool_calls.1.id", {"messages": [QUESTION, CALLING | {"tool_calls": [CALL] * 2}]}),
     (ARGUMENTS, called(arguments="{")),
     (ARGUMENTS, called(arguments="[1]")),

@@ -384,6 +384,7 @@ class RequestOptions:
             typed=Path,
             fields=(
                 *("response_format.type", "response_format.json_schema.schema"),
+                "response_format.schema",
                 *("structured_outputs.json", "structured_outputs.json_object"),
             ),
         ),

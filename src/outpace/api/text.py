@@ -162,7 +162,8 @@ def validate_message(param: str, message: Any) -> Message:
             for n, part in enumerate(message["content"])
         )
         message = {**message, "content": "".join(parts)}
-    if isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None:
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+    if is_answer and message.get("content") is None:  # an empty turn, or calls only
         message = {**message, "content": ""}
     problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
     if not isinstance(message, dict):

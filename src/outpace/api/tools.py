@@ -144,12 +144,12 @@ def read_choice(choice: Any, names: Sequence[str]) -> tuple[str, str | None]:
     match choice:
         case None:
             return "auto", None
-        case "none":
-            return "none", None
-        case "auto" | "required":
+        case "none" | "auto":
+            return str(choice), None
+        case "required":
             if not names:
                 refuse("tool_choice", choice, "needs tools")
-            return str(choice), None
+            return "required", None
         case {"type": "function", "function": {"name": str(name)}}:
             if name not in names:
                 known = ", ".join(names) or "none"

@@ -19,8 +19,10 @@ from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
 from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
+    AnswerLength,
     BoundedText,
     ChatRequest,
+    ContentRule,
     JsonScalar,
     MethodExtension,
     Name,
@@ -60,6 +62,12 @@ class ThinkingBlock(OpenModel):
 
     type: Literal["thinking"]
     thinking: BoundedText
+
+
+class RedactedThinkingBlock(OpenModel):
+    """Encrypted thoughts of another provider's model, which are left out."""
+
+    type: Literal["redacted_thinking"]
 
 
 class ToolUseBlock(OpenModel):
@@ -103,6 +111,7 @@ def block_tag(block: object) -> str:
 ContentBlock = Annotated[
     Annotated[TextBlock, Tag("dict-text")]
     | Annotated[ThinkingBlock, Tag("dict-thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("dict-redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("dict-tool_use")]
     | Annotated[ToolResultBlock, Tag("dict-tool_result")]
     | Annotated[MediaBlock, Tag("dict-media")],
@@ -114,14 +123,24 @@ ContentBlock = Annotated[
 ]
 
 
-ROLES_OF_BLOCKS = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+ROLES_OF_BLOCKS = {"tool_result": "user"} | dict.fromkeys(
+    ("thinking", "redacted_thinking", "tool_use"), "assistant"
+)
 
 
 class TurnMessage(StrictModel):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: BoundedText | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=1024)]
+    content: Annotated[
+        BoundedText | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=1024)] | None,
+        *ContentRule,
+    ] = None
+
+    @property
+    def blocks(self) -> Sequence[Any]:
+        """The blocks of the content, none if it is a text."""
+        return () if isinstance(self.content, str) else self.content or ()
 
 
 class MessagesTool(StrictModel):
@@ -188,16 +207,13 @@ class Metadata(StrictModel):
     user_id: ShortText | None = None
 
 
-MaxTokens = Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
-
-
 class CountTokensRequest(StrictModel):
     """A conversation whose tokens are counted, with any fields of its continuation."""
 
-    model: Name
+    model: Name | None = None
     messages: Annotated[list[TurnMessage], Field(fail_fast=True, min_length=1, max_length=1024)]
     system: Texts | None = None
-    max_tokens: MaxTokens | None = None
+    max_tokens: AnswerLength | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -223,7 +239,7 @@ class CountTokensRequest(StrictModel):
     def check_blocks(self) -> Self:
         """Reject blocks that only the other role may have."""
         for number, message in enumerate(self.messages):
-            blocks = () if isinstance(message.content, str) else message.content
+            blocks = message.blocks
             has_result = any(isinstance(block, ToolResultBlock) for block in blocks)
             for place, block in enumerate(blocks):
                 role = ROLES_OF_BLOCKS.get(block.type, message.role)
@@ -247,7 +263,10 @@ class CountTokensRequest(StrictModel):
         config, tools = self.output_config or OutputConfig(), self.tools or ()
         can_think = text.thought_format is not None
         effort: str | None = config.effort
-        continues = self.messages[-1].role == "assistant"
+        messages = [*self.chat_messages()]
+        if messages[-1] == EMPTY_TURN:  # it begins no answer
+            messages.pop()
+        continues = bool(messages) and messages[-1]["role"] == "assistant"
         if "reasoning_effort" not in text.template_variables:
             effort = None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
@@ -258,7 +277,7 @@ class CountTokensRequest(StrictModel):
         return build_chat_request(
             fields
             | {
-                "messages": [*self.chat_messages()],
+                "messages": messages,
                 "continue_final_message": continues or None,
                 "stop": self.stop_sequences or None,
                 "tools": [declare_tool(tool) for tool in tools if isinstance(tool, MessagesTool)],
@@ -284,15 +303,15 @@ class CountTokensRequest(StrictModel):
             if isinstance(message.content, str):
                 yield {"role": message.role, "content": message.content}
             elif message.role == "assistant":
-                yield assistant_turn(message.content)
+                yield assistant_turn(message.blocks)
             else:
-                yield from other_turn(message.role, message.content)
+                yield from other_turn(message.role, message.blocks)
 
 
 class MessagesRequest(CountTokensRequest):
     """A conversation to be continued with the next message."""
 
-    max_tokens: MaxTokens
+    max_tokens: AnswerLength
 
 
 def join_texts(content: str | Sequence[TextBlock | OtherPart] | None) -> str:
@@ -300,10 +319,13 @@ def join_texts(content: str | Sequence[TextBlock | OtherPart] | None) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content or ())
 
 
+EMPTY_TURN = {"role": "assistant", "content": ""}
+
+
 def assistant_turn(blocks: Sequence[Any]) -> dict[str, Any]:
     """Return a turn of the assistant as a message."""
     texts = [block for block in blocks if isinstance(block, TextBlock)]
-    message: dict[str, Any] = {"role": "assistant", "content": join_texts(texts)}
+    message: dict[str, Any] = {**EMPTY_TURN, "content": join_texts(texts)}
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
@@ -324,7 +346,8 @@ def other_turn(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
         if isinstance(block, ToolResultBlock):
             result = join_texts(block.content)
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
-    if texts := [block for block in blocks if isinstance(block, TextBlock | MediaBlock)]:
+    texts = [block for block in blocks if isinstance(block, TextBlock | MediaBlock)]
+    if texts or not blocks:
         yield {"role": role, "content": join_texts(texts)}
 
 
@@ -345,7 +368,7 @@ def chat_tool_choice(choice: MessagesToolChoice) -> Any:
 
 def chat_format(form: OutputFormat) -> dict[str, Any]:
     """Return a format of the answer in the form of chats."""
-    return {"type": form.type, "json_schema": {"name": "answer", "schema": form.schema_}}
+    return {"type": form.type, "schema": form.schema_}
 
 
 ReplyObject = dict[str, Any]
@@ -372,7 +395,6 @@ class MessagesTranslation(Translation):
         r"tool_choice.*|parallel_tool_calls": "tool_choice",
         r"max_reasoning_tokens": "thinking.budget_tokens",
         r"reasoning_effort": "thinking",
-        r"response_format.json_schema.schema": "output_config.format.schema",
         r"response_format": "output_config.format",
     }
 

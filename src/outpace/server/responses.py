@@ -17,8 +17,10 @@ from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
 from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
+    AnswerLength,
     BoundedText,
     ChatRequest,
+    ContentRule,
     JsonScalar,
     MethodExtension,
     Name,
@@ -28,6 +30,7 @@ from outpace.server.schema import (
     ShortText,
     StrictModel,
     Whole,
+    check_schema_type,
     read_type,
     result_part_tag,
 )
@@ -64,7 +67,7 @@ class MessageItem(OpenModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Texts
+    content: Annotated[Texts | None, *ContentRule] = None
 
 
 class CallItem(OpenModel):
@@ -154,9 +157,8 @@ class TextFormat(StrictModel):
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
-        """Require a schema exactly for type `json_schema`."""
-        if (self.type == "json_schema") == (self.schema_ is None):
-            raise ValueError("type='json_schema' and the field schema go together")
+        """Check that the type may have the schema."""
+        check_schema_type(self.type, has_schema=self.schema_ is not None)
         return self
 
 
@@ -177,13 +179,13 @@ class ReasoningOptions(StrictModel):
 class ResponsesRequest(StrictModel):
     """A conversation to be continued. Nothing is stored, so it is sent whole each time."""
 
-    model: Name
+    model: Name | None = None
     input: Annotated[
         BoundedText | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS)],
         Field(min_length=1),
     ]
     instructions: BoundedText | None = None
-    max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
+    max_output_tokens: AnswerLength | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -262,10 +264,7 @@ class ResponsesRequest(StrictModel):
     def response_format(self) -> dict[str, Any] | None:
         """Return the format of the text in the form of chats."""
         form = None if self.text is None else self.text.format
-        if form is None or form.type != "json_schema":
-            return None if form is None else {"type": form.type}
-        schema = {"name": form.name or "answer", "schema": form.schema_}
-        return {"type": form.type, "json_schema": schema}
+        return None if form is None else {"type": form.type, "schema": form.schema_}
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages of the conversation; thoughts, text and calls of a turn are one."""
@@ -340,7 +339,6 @@ class ResponsesTranslation(Translation):
     RENAMED_FIELDS = {
         r"max_(completion_)?tokens$": "max_output_tokens",
         r"messages.*": "input",
-        r"response_format\.json_schema\.schema": "text.format.schema",
         r"response_format": "text.format",
         r"reasoning_effort": "reasoning.effort",
         r"(tools\.\d+)\.function": r"\1",

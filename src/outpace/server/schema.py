@@ -15,6 +15,9 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -26,6 +29,7 @@ from outpace.api.options import (
     REQUEST_OPTIONS,
     DeclaredOption,
 )
+from outpace.api.parts import MAX_CALLS
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
@@ -84,6 +88,18 @@ def result_part_tag(part: object) -> str:
     return "dict-other" if isinstance(kind, str) and not kind.endswith("text") else "dict-text"
 
 
+def require_content(content: object, info: ValidationInfo) -> object:
+    """Reject a message without a content, unless it is the assistant's: its turn may be empty."""
+    role = info.data.get("role", "assistant")  # without a valid role, that is the error
+    if content is None and role != "assistant":
+        raise ValueError(f"is required in a message of {role}")
+    return content
+
+
+ContentRule = AfterValidator(require_content), Field(validate_default=True)
+"""Validators of the content of a message, after its role."""
+
+
 def convert_whole_number(value: object) -> object:
     """Return an integral float as an integer, since JSON does not distinguish them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -98,6 +114,15 @@ MAX_TOP_K = 2**31 - 1
 def disable_top_k(value: object) -> object:
     """Return the `top_k` that excludes no token for 0 and -1, by which other servers disable it."""
     return MAX_TOP_K if value in (0, -1) and not isinstance(value, bool) else value
+
+
+def read_limit(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Return a limit of tokens; None for -1, by which clients request none."""
+    return None if value == -1 and not isinstance(value, bool) else validate(value)
+
+
+AnswerLength = Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS), WrapValidator(read_limit)]
+"""Maximum number of tokens of an answer."""
 
 
 def bounded_type(option: DeclaredOption) -> Any:
@@ -155,25 +180,37 @@ ChoiceTexts = Annotated[
 
 
 class JsonSchema(StrictModel):
-    """A named schema. It is always enforced, whatever the value of `strict`."""
+    """A schema. It is always enforced, whatever the value of `strict`."""
 
-    name: Name
+    name: Name | None = None
     description: BoundedText | None = None
     schema_: Annotated[JsonObject, Field(alias="schema")]
     strict: bool | None = None
 
 
+def check_schema_type(kind: str, *, has_schema: bool) -> None:
+    """Raise `ValueError` for a type of format without its schema, or with one that it cannot have.
+
+    A schema is optional for `json_object`, as in llama.cpp.
+    """
+    if has_schema if kind == "text" else kind == "json_schema" and not has_schema:
+        raise ValueError("type='json_schema' requires a schema, and type='text' excludes it")
+
+
 class Format(StrictModel):
-    """OpenAI's format of an answer."""
+    """Format of an answer, with a schema in OpenAI's field or in that of llama.cpp."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
-        """Require a schema exactly for type `json_schema`."""
-        if (self.type == "json_schema") == (self.json_schema is None):
-            raise ValueError("type='json_schema' and the field json_schema go together")
+        """Check that the type may have the schema, and that there is one only."""
+        named = self.json_schema is not None
+        if named and (self.schema_ is not None or self.type != "json_schema"):
+            raise ValueError("json_schema requires type='json_schema' and excludes schema")
+        check_schema_type(self.type, has_schema=named or self.schema_ is not None)
         return self
 
 
@@ -236,11 +273,11 @@ class ConstraintFields(StrictModel):
     def constraints(self) -> Iterator[RequestConstraint]:
         """Yield all constraints of the request."""
         for field, option in CONSTRAINT_FIELDS.items():
-            value = get_field(self, field)
+            value, form = get_field(self, field), field.partition(".")[0]
             if field not in JSON_OBJECT_FIELDS:
                 if value is not None:
                     yield RequestConstraint(option, value, field)
-            elif value == JSON_OBJECT_FIELDS[field]:
+            elif value == JSON_OBJECT_FIELDS[field] and get_field(self, f"{form}.schema") is None:
                 yield RequestConstraint(option, {"type": "object"}, field)
 
     @property
@@ -257,9 +294,6 @@ class ConstraintFields(StrictModel):
             raise OptionError(other, rules[1].value, message)
         return self
 
-
-MAX_CALLS = 128
-"""Maximum number of calls in a message."""
 
 TOOL_PARAM = re.compile(r"tools|tool_choice|parallel_tool_calls|messages.*tool_call")
 """Options and parts of messages whose names are paths of fields."""
@@ -360,6 +394,7 @@ class StreamOptions(StrictModel):
 TopK = Annotated[Whole, Field(ge=1, le=MAX_TOP_K), BeforeValidator(disable_top_k)]
 
 JSON_TYPES: dict[str, Any] = {
+    "max_tokens": Annotated[bounded_type(REQUEST_OPTIONS["max_tokens"]), WrapValidator(read_limit)],
     "stop": StopString | Annotated[list[StopString], Field(max_length=16)],
     "stop_ids": Annotated[list[BoundedTokenId], Field(max_length=64)],
     "logit_bias": LogitBias,
@@ -388,7 +423,7 @@ else:
 class BaseRequest(OptionFields):
     """Fields common to both kinds of requests."""
 
-    model: Name
+    model: Name | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -442,14 +477,15 @@ class TextPart(OpenModel):
     text: BoundedText
 
 
-MessageParts = Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+MessageParts = Annotated[list[TextPart], Field(max_length=1024)]
 
 
 class Message(StrictModel):
     """A message of a conversation; `developer` is a synonym of `system`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: BoundedText | MessageParts | None = None
+    content: Annotated[BoundedText | MessageParts | None, *ContentRule] = None
+    name: Name | None = None
     reasoning_content: BoundedText | None = None
     tool_calls: Calls | None = None
     tool_call_id: Name | None = None
@@ -459,9 +495,6 @@ class Message(StrictModel):
     function_call: None = None
     audio: None = None
     annotations: EmptyList | None = None
-
-    # Accepted from clients and ignored.
-    name: Name | None = None
 
     @property
     def text(self) -> str:
@@ -478,20 +511,17 @@ class Message(StrictModel):
             message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.name is not None and self.role != "tool":  # results have that of their function
+            message["name"] = self.name
         return message | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
 
     def check_fields(self, param: str) -> None:
         """Raise `OptionError` for a field that is missing, or does not belong to the role."""
-        required = {
-            "content": not (self.role == "assistant" and self.tool_calls),
-            "tool_call_id": self.role == "tool",
-        }
-        for name, is_required in required.items():
-            if is_required and getattr(self, name) is None:
-                field = f"{param}.{name}"
-                raise OptionError(field, None, f"{field}: is required in a message of {self.role}")
-        roles = {"tool_call_id": "tool", "name": "tool"}
-        roles |= dict.fromkeys(("tool_calls", "reasoning_content"), "assistant")
+        if self.role == "tool" and self.tool_call_id is None:
+            field = f"{param}.tool_call_id"
+            raise OptionError(field, None, f"{field}: is required in a message of tool")
+        roles = dict.fromkeys(("tool_calls", "reasoning_content"), "assistant")
+        roles |= {"tool_call_id": "tool"}
         for name, role in roles.items():
             if getattr(self, name) and self.role != role:
                 field = f"{param}.{name}"
@@ -502,7 +532,7 @@ class ChatRequest(BaseRequest):
     """A conversation to be continued with the next message."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1024)]
-    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
+    max_completion_tokens: AnswerLength | None = None
     logprobs: bool | None = None
     top_logprobs: TopCount | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None

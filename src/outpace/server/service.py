@@ -113,12 +113,26 @@ class Service:
             models |= model.with_adapters()
         return cls(models, client, config.server)
 
-    def find_model(self, name: str) -> HostedModel:
-        """Return a model by name.
+    def find_model(self, name: str | None) -> HostedModel:
+        """Return the model of a request by name; any other name, or none, is that of a sole model.
 
         Raises:
-            HttpError: If the name is unknown.
+            HttpError: If an adapter of the sole model is unknown, or the name of one of several.
         """
+        sole, *others = (model for model in self.models.values() if model.adapter is None)
+        if not others and (name is None or self.is_foreign(name, sole)):
+            return sole
+        if name is None:
+            message = f"model: is required; choose from {', '.join(self.models)}"
+            raise HttpError(400, message, param="model")
+        return self.find_listed_model(name)
+
+    def is_foreign(self, name: str, sole: HostedModel) -> bool:
+        """Return whether a name is neither that of a model nor begins as that of an adapter."""
+        return name not in self.models and not name.startswith(f"{sole.name}:")
+
+    def find_listed_model(self, name: str) -> HostedModel:
+        """Return a model by name; raises `HttpError` if it is unknown."""
         if name not in self.models:
             names = ", ".join(self.models)
             message = f"model: unknown model {name[:256]!r}; choose from {names}"
@@ -133,7 +147,7 @@ class Service:
 
     async def describe_model(self, name: str) -> dict[str, Any]:
         """Return a model as `GET /v1/models` lists it; raises `HttpError` for an unknown name."""
-        model = self.find_model(name)
+        model = self.find_listed_model(name)
         await self.client.update_stats()
         return model.describe(self.created)
 

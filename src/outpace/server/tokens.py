@@ -19,7 +19,7 @@ from outpace.server.writer import Translation
 class DetokenizeRequest(StrictModel):
     """Token ids whose text is wanted."""
 
-    model: Name
+    model: Name | None = None
     tokens: BoundedTokenIds
 
 
