@@ -234,7 +234,8 @@ def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]
 @pytest.mark.parametrize(
     ("route", "body", "status", "param"),
     [
-        ("/tokenize", {}, 400, "model"),
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x"}, 400, "model"),
         ("/tokenize", {"model": "unknown", "prompt": "x"}, 404, "model"),
         ("/tokenize", {"model": "tiny-ar", "prompt": ""}, 400, "prompt"),
         ("/tokenize", {"model": "tiny-ar", "prompt": ["a", "b"]}, 400, "prompt"),
