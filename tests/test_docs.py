@@ -24,7 +24,7 @@ from outpace.cli.app import load_command
 from outpace.cli.main import main
 from outpace.cli.measure import parse_entry
 from outpace.cli.options import parse_entries, parse_method
-from outpace.methods import METHODS
+from outpace.methods.options import open_method
 from outpace.training import recipe
 from outpace.training.data import Data, Examples
 from shown import ROOT, blocks, is_right
@@ -180,7 +180,7 @@ def check(words: list[str]) -> None:
     for entry in given.get("entries") or ():
         assert parse_entries(entry)
     if method := given.get("method"):
-        fields = METHODS[method].__dataclass_fields__
+        fields = open_method(method).__dataclass_fields__
         parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})
     if "recipe" in given:
         recipe.load_recipe(given["recipe"], given["overrides"] or ())

@@ -44,6 +44,23 @@ def test_a_request_is_one_line(client: TestClient, log: io.StringIO, stream: boo
     assert line["seconds"] >= 0 and line["model"] and line["method"]
 
 
+def test_a_line_has_the_figures_of_its_answer(client: TestClient, log: io.StringIO) -> None:
+    body = chat(max_tokens=40, outpace={"method": "lookup"}, ignore_eos=True)
+    first, again = (ask(client, body)["outpace"] for _ in range(2))
+    one, two = lines(log)
+    assert two["forwards"] == again["forwards"] and one["forwards"] == first["forwards"]
+    assert (one["draft_tokens"], one["accepted_tokens"]) == (
+        first["draft_tokens"],
+        first["accepted_tokens"],
+    )
+    assert 0 < two["cached_tokens"] < two["prompt_tokens"]
+    assert 0 <= two["read_seconds"] + two["write_seconds"] <= two["seconds"]
+    for line in (one, two):
+        shown = line["message"].partition(": ")[2]
+        assert f"{line['prompt_tokens']} tokens read" in shown and "40 written" in shown
+    assert f"{two['cached_tokens']} of them cached" in two["message"]
+
+
 @pytest.mark.parametrize(
     ("sent", "is_kept"),
     [("a.b-c_9", True), ("x" * 64, True), ("x" * 65, False), ("", False), ('"},{"', False)],

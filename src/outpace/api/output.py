@@ -200,6 +200,16 @@ class Output:
         return self.chosen / self.seconds if self.seconds else 0.0
 
     @property
+    def prompt_step(self) -> Step | None:
+        """The forward that read the prompt; None if the request ended before it."""
+        return next((step for step in self.steps if step.model == "target"), None)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens of the prompt that the prefix cache held."""
+        return 0 if self.prompt_step is None else self.prompt_step.cached
+
+    @property
     def figures(self) -> str:
         """One line of decoding statistics."""
         return (

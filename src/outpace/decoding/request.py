@@ -78,6 +78,7 @@ class Step:
         draft_length: tokens that the cycle of this forward was to propose, where a `Pace` decided.
         drafted: number of draft tokens that this forward verified.
         accepted: number of those that were committed.
+        cached: number of leading rows that did not run, since the prefix cache had them.
     """
 
     model: str
@@ -91,6 +92,7 @@ class Step:
     draft_length: int | None = None
     drafted: int = 0
     accepted: int = 0
+    cached: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -35,6 +35,7 @@ class Job(Request):
         remaining_forward: the part of it that has not run yet, since a long prefill runs in parts.
         partial_features: hidden states of the parts that have run.
         seconds: time of the parts that have run.
+        num_cached: number of its rows that the prefix cache held.
         turn: order in which jobs wait for a pass.
         began, ended: readings of `time.perf_counter`.
         is_finished: whether everything is done, the last callback included. Only then may another
@@ -52,6 +53,7 @@ class Job(Request):
     remaining_forward: ScheduledForward | None = None
     partial_features: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
+    num_cached: int = 0
     turn: int = 0
     began: float = 0.0
     ended: float = 0.0
@@ -149,8 +151,10 @@ class Job(Request):
         assert self.remaining_forward is not None
         draft = self.remaining_forward.features_for
         draft_memory = None if draft is None else (self.pairing.runners[draft], self.tables[draft])
-        self.remaining_forward = runner.apply_prefix_cache(self.remaining_forward, draft_memory)
-        return self.remaining_forward
+        forward = runner.apply_prefix_cache(self.remaining_forward, draft_memory)
+        self.num_cached += len(self.remaining_forward.ids) - len(forward.ids)
+        self.remaining_forward = forward
+        return forward
 
     def store_partial(self, rest: ScheduledForward, prediction: Prediction) -> None:
         """Store the features of a part of its forward until the rest has run."""
@@ -186,9 +190,10 @@ class Job(Request):
                 draft_length=draft_length,
                 drafted=drafted,
                 accepted=self.count_accepted(whole.model, drafted, before) if drafted else 0,
+                cached=self.num_cached,
             )
         )
-        self.seconds = 0.0
+        self.seconds, self.num_cached = 0.0, 0
         return committed
 
     def count_accepted(self, model: str, drafted: int, before: int) -> int:

@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -143,8 +143,30 @@ class AccessLogMiddleware:
         finally:
             seconds = fields["seconds"] = round(time.perf_counter() - began, 4)
             line = (scope["method"], path, fields["status"], seconds, fields["request_id"])
-            ACCESS_LOG.info("%s %s: %d in %.3f s (%s)", *line, extra={"fields": fields})
+            figures = describe_answer(fields)
+            ACCESS_LOG.info("%s %s: %d in %.3f s (%s)%s", *line, figures, extra={"fields": fields})
             REQUEST_FIELDS.reset(token)
+
+
+def describe_answer(fields: Mapping[str, Any]) -> str:
+    """Return how an answer was computed, after a colon; empty for a request without one."""
+    if not fields.get("forwards"):
+        return ""
+    read, cached = fields["prompt_tokens"], fields["cached_tokens"]
+    written, drafted = fields["completion_tokens"], fields["draft_tokens"]
+    parts = [
+        f"{read} tokens read{f', {cached} of them cached' if cached else ''}"
+        f"{describe_speed(read - cached, fields['read_seconds'])}",
+        f"{written} written{describe_speed(written, fields['write_seconds'])}",
+        f"{written / fields['forwards']:.2f} per forward",
+    ]
+    if drafted:
+        parts.append(f"{fields['accepted_tokens']} of {drafted} drafts accepted")
+    return f": {'; '.join(parts)}"
+
+
+def describe_speed(tokens: int, seconds: float) -> str:
+    return f" at {tokens / seconds:.0f} per second" if seconds > 0 and tokens > 0 else ""
 
 
 def request_id(headers: dict[bytes, bytes]) -> bytes:

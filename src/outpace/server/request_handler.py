@@ -182,6 +182,7 @@ class RequestHandler:
             metrics.prompt.labels(*self.labels).inc(prompt_tokens)
             tokens = sum(output.chosen for output in self.outputs.values())
             add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens)
+            add_request_fields(**speed_fields([*self.outputs.values()]))
             self.timer.report_metrics(metrics, self.labels)
 
     async def await_admission(
@@ -332,6 +333,19 @@ async def submit_together(submits: Sequence[Awaitable[PendingRequest]]) -> list[
             task.cancel()
             task.add_done_callback(cancel_late)
         raise
+
+
+def speed_fields(outputs: Sequence[Output]) -> dict[str, Any]:
+    """Return the fields of a log line on how answers were computed; seconds are the longest."""
+    read = [0.0 if each.prompt_step is None else each.prompt_step.seconds for each in outputs]
+    return {
+        "cached_tokens": sum(output.cached_tokens for output in outputs),
+        "forwards": sum(output.forwards for output in outputs),
+        "draft_tokens": sum(output.draft_tokens for output in outputs),
+        "accepted_tokens": sum(output.accepted_tokens for output in outputs),
+        "read_seconds": round(max(read), 4),
+        "write_seconds": round(max(e.seconds - s for e, s in zip(outputs, read, strict=True)), 4),
+    }
 
 
 def result_label(fault: HttpError | None) -> str:
