@@ -33,6 +33,7 @@ from outpace.cli.flags import (
     PromptFlags,
     SamplingFlags,
     StopFlags,
+    describe_draft,
     parse_variable,
     report_progress,
 )
@@ -90,7 +91,7 @@ def chat(
     first = prompt_flags.system_messages(llm)
     llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # validates the options
     talk = ChatSession(llm, first, options)
-    for line in read_messages():
+    for line in read_messages(None if method is not None else describe_draft(llm)):
         try:
             if not talk.handle_line(line):
                 break
@@ -98,12 +99,12 @@ def chat(
             error_console.print(" ".join(str(error).split()), style="red", soft_wrap=True)
 
 
-def read_messages() -> Iterator[str]:
-    """Yield messages: typed at a prompt, or the lines of standard input."""
+def read_messages(notice: str | None) -> Iterator[str]:
+    """Yield messages: typed at a prompt after a notice, or the lines of standard input."""
     check_standard_input()
     try:
         if is_interactive():
-            yield from read_typed_messages()
+            yield from read_typed_messages(notice)
         else:
             yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
     except UnicodeDecodeError as error:

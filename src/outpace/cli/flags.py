@@ -280,9 +280,7 @@ class LoadFlags(FlagGroup):
             if uses_one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
             llm = LLM(model, method, **options, **asdict(self))
-        draft = llm.methods.draft
-        if method is None and draft is not None:
-            line = draft.describe(llm.name, is_used=draft.is_default)
+        if method is None and (line := describe_draft(llm)) is not None:
             error_console.print(line, style="dim", soft_wrap=True)
         return llm
 
@@ -307,6 +305,12 @@ class LoadFlags(FlagGroup):
                 llms[model] = self.open_model(model, method, prefix_cache=False)
             llms[model].pair(method)
         return llms
+
+
+def describe_draft(llm: LLM) -> str | None:
+    """Return the line on the draft that decodes the model or could; None without one."""
+    draft = llm.methods.draft
+    return draft and draft.describe(llm.name, is_used=draft.is_default)
 
 
 def report_progress(report: Callable[[str], None], done: int, total: int) -> None:

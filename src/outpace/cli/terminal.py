@@ -75,17 +75,19 @@ def write_code(code: str) -> None:
         print(code, end="", flush=True)
 
 
-def read_typed_messages() -> Iterator[str]:
+def read_typed_messages(notice: str | None = None) -> Iterator[str]:
     """Yield messages typed at a prompt; what is typed meanwhile waits in the input line.
 
-    Pasted lines are one message. Ctrl-C clears the input line; a second one raises
-    `KeyboardInterrupt`, and Ctrl-D ends.
+    `notice` stands before the first prompt. Pasted lines are one message. Ctrl-C clears the input
+    line; a second one raises `KeyboardInterrupt`, and Ctrl-D ends.
     """
     from prompt_toolkit import PromptSession
 
     error_console.quiet = False
     write_code("\r\x1b[J")  # the prompt draws again what was echoed
     set_typing(echo=False)
+    if notice is not None:
+        error_console.print(notice, style="dim", soft_wrap=True)
     session: PromptSession[str] = PromptSession(INPUT_PROMPT, history=open_history())
     interrupted = False
     while True:
