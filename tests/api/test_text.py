@@ -1,22 +1,37 @@
 """Prompts to token ids, and token ids back to text as they are generated."""
 
+import codecs
 import copy
+import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from random import Random
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from helpers import CHAT, END, SPECIALS, save_tokenizer
+from outpace import LLM
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.text import Prompt, TextCodec
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.server.models import HostedModel
+from outpace.server.reply import TokenPlaces
+from outpace.tokenizer import Tokenizer
 from refusal import refuses
+from variants import write_variant
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +52,6 @@ def load(folder: Path, chat: str | None = CHAT) -> TextCodec:
 @pytest.fixture(scope="module")
 def text(folder: Path) -> TextCodec:
     return load(folder)
-
-
-@pytest.fixture(scope="module")
-def zoo() -> TextCodec:
-    """The vocabulary of the embedded models, with merges."""
-    return TextCodec("zoo", load_tokenizer(ZOO_FOLDER / "vocabulary"))
 
 
 def spell(text: TextCodec, ids: list[int]) -> str:
@@ -126,50 +135,197 @@ def test_invalid_prompt_is_named(text: TextCodec, param: str, prompt: Any) -> No
 # Answers.
 
 
-def pieces(
-    text: TextCodec, ids: list[int], cuts: list[int], stop: tuple[str, ...] = ()
-) -> list[str]:
-    """Return the text that is sent for tokens in groups of these sizes."""
-    detokenizer = Detokenizer(text, stop)
-    sent, rest = [], ids
-    for cut in [*cuts, len(ids)]:
-        stopped = detokenizer.push_tokens(rest[:cut])
-        rest = rest[cut:]
-        sent.append(detokenizer.take_text(final=not rest or stopped))
-        if stopped or not rest:
-            break
-    return sent
+class Kind(NamedTuple):
+    """A kind of tokenizer: its decoder, its model, and the bytes that each token adds."""
+
+    decoder: Any
+    build: Callable[[dict[str, int]], Any]
+    spell: Callable[[list[str]], list[bytes]]
+
+
+SHOWN = bytes_to_unicode()
+BYTES = {character: byte for byte, character in SHOWN.items()}
+
+
+def spell_byte_level(names: list[str]) -> list[bytes]:
+    return [n.encode() if n in ADDED else bytes(BYTES[each] for each in n) for n in names]
+
+
+def spell_fallback(names: list[str]) -> list[bytes]:
+    return [
+        bytes([int(n[3:5], 16)]) if n.startswith("<0x") else n.replace("\u2581", " ").encode()
+        for n in names
+    ]
+
+
+def spell_stripped(names: list[str]) -> list[bytes]:
+    found = spell_fallback(names)
+    return [*(first.removeprefix(b" ") for first in found[:1]), *found[1:]]
+
+
+def spell_metaspace(names: list[str]) -> list[bytes]:
+    return [n.replace("\u2581", " " if at else "").encode() for at, n in enumerate(names)]
+
+
+def spell_word_pieces(names: list[str]) -> list[bytes]:
+    spaced = (n.removeprefix("##") if n[:2] == "##" else " " + n for n in names[1:])
+    return [n.replace(" .", ".").encode() for n in (*names[:1], *spaced)]
+
+
+def spell_suffixed(names: list[str]) -> list[bytes]:
+    spaces = (" " * before.endswith("</w>") for before in ("", *names))
+    return [(a + n.removesuffix("</w>")).encode() for a, n in zip(spaces, names, strict=False)]
+
+
+ADDED = ["\u00e9\u00e9", "\u2581\u2581", "<tool>"]
+"""Added tokens that are text; one looks like bytes in a byte-level vocabulary."""
+SPECIAL = "<|end|>"
+SPACES = decoders.Replace("\u2581", " ")
+LLAMA = decoders.Sequence(
+    [SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+GEMMA = decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse()])
+
+
+def byte_pairs(vocab: dict[str, int]) -> BPE:
+    return BPE(vocab, [])
+
+
+SPELLINGS = {
+    "byte-level": Kind(decoders.ByteLevel(), byte_pairs, spell_byte_level),
+    "Llama 2": Kind(LLAMA, byte_pairs, spell_stripped),
+    "Gemma": Kind(GEMMA, byte_pairs, spell_fallback),
+    "Unigram": Kind(
+        decoders.Metaspace(),
+        lambda vocab: Unigram([(name, -1.0) for name in vocab], 0),
+        spell_metaspace,
+    ),
+    "WordPiece": Kind(
+        decoders.WordPiece(), lambda vocab: WordPiece(vocab, unk_token="a"), spell_word_pieces
+    ),
+    "suffixes": Kind(decoders.BPEDecoder(), byte_pairs, spell_suffixed),
+    "words": Kind(
+        None,
+        lambda vocab: WordLevel(vocab, unk_token="a"),
+        lambda names: [(" " * (at > 0) + n).encode() for at, n in enumerate(names)],
+    ),
+}
+"""Kinds of tokenizers that load."""
+CHARACTERS = "a. \u00e9\u0301\ufffd\u4e2d\uae70\U0001f600\U0001f468\u200d\U0001f467"
+
+
+def names_of(kind: str) -> list[str]:
+    """Return tokens that are parts of characters, characters, and several of them."""
+    if kind == "byte-level":
+        text = CHARACTERS.encode()
+        parts = [text[at : at + size] for size in (2, 3, 5) for at in range(len(text) - size)]
+        return [*SHOWN.values(), *("".join(SHOWN[byte] for byte in part) for part in parts)]
+    words = ["a", "\u2581", "\u2581a", "\u2581\u2581a", "\u4e2d\u2581", "\ufffd", ".", "\u0301b"]
+    match kind:
+        case "Llama 2" | "Gemma":
+            return [*words, *(f"<0x{byte:02X}>" for byte in range(256))]
+        case "WordPiece":
+            return ["a", "##b", "##\u4e2d", "\ufffd", "##.", ".", "word"]
+        case "suffixes":
+            return ["a", "a</w>", "\u4e2d", "\u4e2d</w>", "\ufffd", "\U0001f468\u200d"]
+    return words
+
+
+@cache
+def spelled(kind: str) -> TextCodec:
+    """A tokenizer of a kind, or the vocabulary of the embedded models."""
+    if kind == "zoo":
+        return TextCodec("zoo", load_tokenizer(ZOO_FOLDER / "vocabulary"))
+    names = dict.fromkeys(names_of(kind))
+    backend = Backend(SPELLINGS[kind].build({name: number for number, name in enumerate(names)}))
+    backend.decoder = SPELLINGS[kind].decoder
+    backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in ADDED])
+    backend.add_special_tokens([AddedToken(SPECIAL, special=True)])
+    return TextCodec(kind, Tokenizer(backend, {}))
+
+
+def draw_tokens(random: Random, text: TextCodec) -> list[int]:
+    """Draw tokens: any of them, ids without a token, and the bytes of characters."""
+    assert text.tokenizer is not None
+    ids, known = [], text.tokenizer.get_vocab()
+    for _ in range(random.randrange(1, 14)):
+        if random.random() < 0.5:
+            ids.append(random.choice([random.randrange(len(known) + 1), *text.silent_ids]))
+            continue
+        data = "".join(random.choices(CHARACTERS, k=random.randrange(1, 4))).encode()
+        names = ([SHOWN[byte], f"<0x{byte:02X}>"] for byte in data[: random.randrange(1, 13)])
+        ids += [known[name] for pair in names for name in pair if name in known]
+    return ids
+
+
+def spelled_bytes(text: TextCodec, ids: list[int]) -> list[bytes]:
+    """The bytes that each token adds, by a loop over names; none for ids without a token."""
+    assert text.tokenizer is not None
+    names = text.tokenizer.convert_ids_to_tokens(ids)
+    shown = [n for n, i in zip(names, ids, strict=True) if n and i not in text.silent_ids]
+    spell = SPELLINGS["byte-level" if text.name == "zoo" else text.name].spell
+    shares = iter(spell(shown))
+    return [
+        next(shares) if n and i not in text.silent_ids else b""
+        for n, i in zip(names, ids, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", [*SPELLINGS, "zoo"])
+def test_streamed_text_is_what_the_tokens_spell(kind: str, count: int) -> None:
+    text = spelled(kind)
+    model: Any = SimpleNamespace(text=text)
+    for seed in range(count):
+        random = Random(seed)
+        ids = draw_tokens(random, text)
+        shares = spelled_bytes(text, ids)
+        data = [*accumulate(shares, initial=b"")]
+        complete = [codecs.utf_8_decode(each, "replace")[0] for each in data]
+        whole = data[-1].decode("utf-8", "replace")
+        assert text.decode(ids) == whole, seed
+        places = TokenPlaces(model).advance(ids)
+        assert [offset for _, offset in places] == [*map(len, complete[:-1])], seed
+        before = [previous for previous, _ in places]
+        assert [*map(partial(HostedModel.compute_token_bytes, model), ids, before)] == shares, seed
+        # Tokens in any groups send what is complete, up to a stop string.
+        begin = random.randrange(len(whole) + 1)
+        stop = whole[begin : begin + random.randrange(4)] or "never"
+        ends = [(each.find(stop), end) for end, each in enumerate([*complete, whole])]
+        at, end = next(((at, end) for at, end in ends if at >= 0), (len(whole), len(ids)))
+        for stops, wanted, used in ((), whole, len(ids)), ((stop,), whole[:at], end):
+            detokenizer, sent, place = Detokenizer(text, stops), "", 0
+            while place < len(ids) and not detokenizer.stopped:
+                size = random.randrange(1, 5)
+                detokenizer.push_tokens(ids[place : place + size])
+                place += size
+                sent += detokenizer.take_text()
+                assert stops or sent == complete[min(place, len(ids))]
+            sent += detokenizer.take_text(final=True)
+            assert (sent, detokenizer.text) == (wanted, wanted), (seed, stops)
+            assert len(detokenizer.ids) == min(used, len(ids))
 
 
 texts = st.text(
     alphabet="abc 12.,<|>\n\u00e9\u00df\u4e2d\u6587\U0001f600\U0001f468\u200d", max_size=30
 )
-groups = st.lists(st.integers(1, 5), max_size=40)
 
 
-@pytest.mark.parametrize("name", ["text", "zoo"])
-@given(data=st.data())
-def test_pieces_are_the_text_and_no_character_is_cut(
-    name: str, data: st.DataObject, request: pytest.FixtureRequest
-) -> None:
-    text: TextCodec = request.getfixturevalue(name)
-    answer = data.draw(texts.filter(bool))
-    ids = text.encode(answer, raw=True)
-    sent = pieces(text, ids, data.draw(groups))
-    assert "".join(sent) == text.decode(ids)
-    assert not any("\ufffd" in piece for piece in sent)
+def test_choice_of_byte_tokens_is_its_text() -> None:
+    choice, vocab = (
+        "\u4eca\u65e5\u306f\u3044\u3044\u5929\u6c17\u3067\u3059\u3002",
+        names_of("Llama 2"),
+    )
+    names = [*vocab, *(f"w{number}" for number in range(1020 - len(vocab)))]
 
+    def edit(config: Any, tokenizer: Any) -> None:
+        backend = Backend(byte_pairs({name: number for number, name in enumerate(names)}))
+        backend.decoder = LLAMA
+        tokenizer |= {**json.loads(backend.to_str()), "added_tokens": tokenizer["added_tokens"]}
 
-@pytest.mark.parametrize("name", ["text", "zoo"])
-@given(data=st.data())
-def test_pieces_of_any_tokens_are_their_text(
-    name: str, data: st.DataObject, request: pytest.FixtureRequest
-) -> None:
-    text: TextCodec = request.getfixturevalue(name)
-    assert text.tokenizer is not None
-    token = st.integers(0, len(text.tokenizer) - 1)
-    ids = data.draw(st.lists(token, min_size=1, max_size=30))
-    assert "".join(pieces(text, ids, data.draw(groups))) == text.decode(ids)
+    llm = LLM(write_variant("tiny-dream", CHAT, edit))
+    options: Any = {"choices": [choice], "max_tokens": 32}
+    assert llm.generate("a", **options)[0].text == "".join(llm.stream("a", **options)) == choice
 
 
 def test_text_that_may_begin_a_stop_string_is_held_back(text: TextCodec) -> None:
@@ -218,32 +374,6 @@ def bytes_of(text: TextCodec, data: bytes) -> list[int]:
     assert text.tokenizer is not None
     alphabet = bytes_to_unicode()
     return [text.tokenizer.get_vocab()[alphabet[byte]] for byte in data]
-
-
-@pytest.mark.parametrize("stop", [(), ("###",)])
-def test_long_run_without_a_whole_character_costs_what_text_costs(
-    text: TextCodec, stop: tuple[str, ...]
-) -> None:
-    detokenizer = Detokenizer(text, stop)
-    lengths: list[int] = []
-    detokenizer.decode = lambda ids: lengths.append(len(ids)) or text.decode(ids)
-    for token in bytes_of(text, b"\xff" * 400):
-        detokenizer.push_tokens([token])
-        detokenizer.take_text()
-    assert sum(lengths) < 400 * 100 and max(lengths) < 16
-
-
-@pytest.mark.parametrize("stop", [(), ("###",)])
-@given(data=st.lists(st.sampled_from("\u4e2d\U0001f600\u00e9a").map(str.encode), max_size=9))
-def test_pieces_of_broken_characters_are_their_text(
-    text: TextCodec, stop: tuple[str, ...], data: list[bytes]
-) -> None:
-    ids: list[int] = []
-    for number, character in enumerate(data):
-        ids += bytes_of(text, character[: len(character) - number % 3] or character)
-        ids += [END + 1] * (number % 5)
-    sent = pieces(text, ids, [1] * len(ids), stop) if ids else []
-    assert "".join(sent) == text.decode(ids)
 
 
 @pytest.mark.parametrize("stop", [("b", "ab"), ("ab", "b")])

@@ -32,10 +32,9 @@ class Characters:
     """A codec whose tokens are characters."""
 
     name, silent_ids, special_ids = "characters", frozenset[int](), dict[str, int]()
-    tokenizer = SimpleNamespace(added_tokens_decoder={})
-
-    def decode(self, ids: list[int], *, special: bool = False) -> str:
-        return "".join(map(chr, ids))
+    tokenizer = SimpleNamespace(
+        added_tokens_decoder={}, token_bytes=lambda token, previous: chr(token).encode()
+    )
 
 
 def cut_text(form: AnswerFormat, text: str, stops: list[str]) -> tuple[str, str, str | None]:

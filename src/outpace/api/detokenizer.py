@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from functools import partial
 from reprlib import repr as brief
 from typing import Any
 
 from outpace.api.codec import overlap_length, validate_text
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat, AnswerParser
 from outpace.api.text import TextCodec
+from outpace.checkpoints.fields import convert_panics
 from outpace.errors import OptionError
-
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Replaces bytes that are not, or not yet, a character."""
-
-CONTEXT_TOKENS = 4
-"""Tokens that are decoded again: decoders treat the first token of a string differently."""
+from outpace.tokenizer import TextDecoder
 
 FIRST_MARKER = 0xD800
 """Code of the first character that stands for a special token: no text has surrogates."""
-
-MAX_UNFINISHED_TOKENS = 3
-"""Maximum number of bytes, and so of tokens, that complete a character."""
 
 
 class Detokenizer:
@@ -43,7 +35,6 @@ class Detokenizer:
         markers: Characters that stand for the tokens without text in other stop strings.
         stop: Stop strings by their form in `marked`.
         marked: Text so far, with `markers`.
-        may_stop: Whether its text may end the answer.
     """
 
     def __init__(
@@ -56,8 +47,7 @@ class Detokenizer:
     ) -> None:
         self.codec, self.format = text, form
         shown = {} if text.tokenizer is None else form.special_tokens(text.tokenizer)
-        # Special tokens that are not shown are left out before decoding.
-        self.decode = partial(text.decode, special=True) if shown else text.decode
+        self.decoder = TextDecoder(text.tokenizer)
         self.silent_ids = text.silent_ids - shown.keys() | padding
         self.markers: dict[int, str] = {}
         self.stop, self.stop_tokens = self.split_stop_strings(stop)
@@ -69,14 +59,10 @@ class Detokenizer:
         self.has_ended = False
         self.stop_string: str | None = None  # the one that ended the text
         self.num_sent = 0
-        self.visible_ids: list[int] = []  # tokens with text
-        self.num_decoded = 0  # how many of them are decoded into `text`
         self.min_tokens = min_tokens
-        self.num_early = 0  # how many of them are among the first `min_tokens` tokens
         self.stop_begin = 0  # first position at which a stop string may begin
         self.call_begin: int | None = None  # position after the text that begins a call
         self.parser = None if form.calls is None else AnswerParser(form)
-        self.may_stop = bool(self.stop) or self.parser is not None
 
     def split_stop_strings(self, stop: Any) -> tuple[dict[str, str], dict[int, str]]:
         """Return `stop` and `stop_tokens`; raises `OptionError` for an invalid string."""
@@ -109,57 +95,42 @@ class Detokenizer:
 
     def push_tokens(self, ids: Sequence[int]) -> bool:
         """Append new tokens; returns True once the text ends the answer."""
-        for token in ids:
-            if self.stopped:
-                break
-            self.ids.append(token)
-            if token not in self.silent_ids:
-                self.visible_ids.append(token)
-                self.num_early += len(self.ids) <= self.min_tokens
-                if self.may_stop:  # otherwise decoded on demand
-                    self.decode_new()
-            elif token in self.markers:
-                self.append_marker(token)
+        with convert_panics(self.codec.name):
+            for token in ids:
+                if self.stopped:
+                    break
+                self.ids.append(token)
+                if token in self.markers:
+                    self.append_marker(token)
+                elif token not in self.silent_ids:
+                    self.append_text(self.decoder.push(token))
         return self.stopped
 
     def push_end(self, token: int) -> None:
         """Take notice of the token that ended the answer and is no part of it, once."""
         if token in self.markers and not (self.stopped or self.has_ended):
             self.has_ended = True
-            self.decode_new(final=True)
+            self.finish_text()
             self.append_marker(token)
 
     def append_marker(self, token: int) -> None:
         """Append the character for a token without text, unless a character is incomplete."""
-        if self.num_decoded == len(self.visible_ids) and not self.stopped:
-            self.append_text(self.markers[token], len(self.ids) <= self.min_tokens)
+        if not (self.decoder.is_incomplete or self.stopped):
+            self.append_text(self.markers[token])
 
-    def decode_new(self, *, final: bool = False) -> None:
-        """Decode new tokens that later tokens cannot change, or all of them if `final`."""
-        window = self.visible_ids[max(self.num_decoded - CONTEXT_TOKENS, 0) :]
-        first = len(self.visible_ids) - len(window)
-        before, whole = self.decode(window[: self.num_decoded - first]), self.decode(window)
-        for end in range(len(self.visible_ids), self.num_decoded, -1):
-            after = whole if end == len(self.visible_ids) else self.decode(window[: end - first])
-            # Only `MAX_UNFINISHED_TOKENS` tokens can complete a character. If more follow and the
-            # text is unchanged, the character stays incomplete.
-            late = len(self.visible_ids) - end >= MAX_UNFINISHED_TOKENS and whole.startswith(after)
-            if final or late or not after.endswith(REPLACEMENT_CHARACTER):
-                early, self.num_decoded = self.num_decoded < self.num_early, end
-                self.append_text(after[len(before) :], early)
-                break
+    def finish_text(self) -> None:
+        """Replace an incomplete character at the end of the text."""
+        if not self.stopped and (piece := self.decoder.finish()):
+            self.append_text(piece)
 
-    def append_text(self, piece: str, early: bool) -> None:
+    def append_text(self, piece: str) -> None:
         """Append new text, and cut it at a stop string that it completes.
 
-        Args:
-            piece: The text.
-            early: Whether it belongs to the first `min_tokens` tokens, in which no stop string
-                begins.
+        No stop string begins in a character of which any part belongs to the first `min_tokens`.
         """
         begin, self.marked = len(self.marked), self.marked + piece
-        if early:
-            self.stop_begin = len(self.marked)
+        if len(self.ids) <= self.min_tokens:
+            self.stop_begin = len(self.marked) + self.decoder.is_incomplete
         self.read_calls(piece)
         places = {
             mark: self.marked.find(
@@ -187,8 +158,8 @@ class Detokenizer:
 
     def take_text(self, *, final: bool = False) -> str:
         """Return the text since the last call; a possible start of a stop string is held back."""
-        if not self.stopped and self.num_decoded < len(self.visible_ids):
-            self.decode_new(final=final)
+        if final:
+            self.finish_text()
         end = len(self.marked)
         if not (final or self.stopped or self.call_begin is not None):
             late = self.marked[self.stop_begin :]

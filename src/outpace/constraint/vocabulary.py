@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -159,43 +156,22 @@ def equal_bytes(table: TransitionTable) -> tuple[IndexArray, IndexArray]:
     return wide, kinds.reshape(-1)
 
 
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """Return the characters that stand for bytes in byte-level vocabularies.
-
-    See Radford et al., 2019.
-    """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    other = [byte for byte in range(256) if byte not in plain]
-    shown = {chr(byte): byte for byte in plain}
-    return shown | {chr(256 + place): byte for place, byte in enumerate(other)}
-
-
 def token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
     """Return the bytes of the first `size` tokens; None for special and missing tokens.
 
     Raises:
         ValueError: if the tokens of the tokenizer do not represent bytes.
     """
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
-    kinds = {part["type"]: part for part in decoder_steps(decoder)}
-    added = tokenizer.added_tokens_decoder
-    names = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
-    if "ByteLevel" in kinds:
-        decode = decode_byte_level
-    elif "ByteFallback" in kinds:
-        decode = decode_byte_fallback
-    else:
+    kinds, added = tokenizer.decoder_types, tokenizer.added_tokens_decoder
+    if kinds.isdisjoint({"ByteLevel", "ByteFallback"}):
         raise ValueError(
             "its tokenizer is neither byte-level nor falls back to bytes, so the text of its "
-            f"tokens is unknown (decoder {', '.join(kinds) or 'none'})"
+            f"tokens is unknown (decoder {', '.join(sorted(kinds)) or 'none'})"
         )
     texts: list[bytes | None] = [None] * size
-    for token, name in enumerate(names):
-        if token in added:
-            texts[token] = None if added[token].special else str(added[token]).encode()
-        elif name is not None:
-            texts[token] = decode(name)
+    for token in range(min(size, len(tokenizer))):
+        if token not in added or not added[token].special:
+            texts[token] = tokenizer.token_bytes(token, previous=token)
     return texts
 
 
@@ -203,33 +179,3 @@ def special_tokens_in(tokenizer: Tokenizer, *texts: str) -> dict[int, str]:
     """Return the special tokens that are part of any of the texts, by id."""
     text, added = "\0".join(texts), tokenizer.added_tokens_decoder.items()
     return {number: str(t) for number, t in added if t.special and str(t) in text}
-
-
-def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
-    inner = decoder.get("decoders", [])
-    return [decoder, *(each for part in inner for each in decoder_steps(part))]
-
-
-def decode_byte_level(name: str) -> bytes | None:
-    alphabet_bytes = byte_alphabet()
-    return (
-        bytes(alphabet_bytes[each] for each in name)
-        if all(each in alphabet_bytes for each in name)
-        else None
-    )
-
-
-def partial_bytes(name: str) -> bytes | None:
-    """Return the bytes of a token that holds part of a character; None if it is text."""
-    if re.fullmatch("<0x[0-9A-F]{2}>", name):
-        return decode_byte_fallback(name)
-    return decode_byte_level(name)
-
-
-def decode_byte_fallback(name: str) -> bytes:
-    """Decode a token that is text with marks for spaces, or the number of a byte."""
-    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
-        return bytes.fromhex(name[3:5])
-    return name.replace("\u2581", " ").encode()

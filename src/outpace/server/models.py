@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
-from outpace.api.detokenizer import REPLACEMENT_CHARACTER
 from outpace.api.engine_client import ModelClient
 from outpace.api.engine_loop import LazyModel
 from outpace.api.llm import LLM
@@ -21,7 +20,6 @@ from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.drafts import local_drafts
 from outpace.checkpoints.load import load_adapter, load_tokenizer, resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
-from outpace.constraint.vocabulary import partial_bytes
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import check_models, family_method
@@ -36,6 +34,9 @@ from outpace.server.method_choice import MethodChoice, method_choices, method_va
 from outpace.server.settings import Entry
 
 DEFAULT_KEEP = "10m"
+
+MAX_CACHED_TOKENS = 2**16
+"""Maximum number of pairs of tokens with cached bytes."""
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -132,22 +133,22 @@ class HostedModel(ModelInfo):
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        decode = self.text.decode
-        self.token_text = cache(lambda token: decode([token]))
-        """Return the text of one token."""
+        self.token_bytes = lru_cache(MAX_CACHED_TOKENS)(self.compute_token_bytes)
+        """Return the bytes of a token after another, which may hold part of a character."""
         tokenizer = self.text.tokenizer
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self.max_prompt_characters = longest and longest * self.config.max_length
         """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token, which may hold part of a character."""
-        text, tokenizer = self.token_text(token), self.text.tokenizer
-        part = None
-        if REPLACEMENT_CHARACTER in text and tokenizer is not None:
-            (piece,) = tokenizer.convert_ids_to_tokens([token])
-            part = None if piece is None else partial_bytes(piece)
-        return text.encode() if part is None else part
+    def compute_token_bytes(self, token: int, previous: int | None) -> bytes:
+        tokenizer = self.text.tokenizer
+        if tokenizer is None or token in self.text.silent_ids:
+            return b""
+        return tokenizer.token_bytes(token, previous) or b""
+
+    def token_text(self, token: int, previous: int | None) -> str:
+        """Return the text of a token after another."""
+        return self.token_bytes(token, previous).decode("utf-8", "replace")
 
     def with_adapters(self) -> dict[str, HostedModel]:
         """Return the model and each of its adapters, by the names that clients use."""

@@ -14,15 +14,13 @@ from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from outpace.api.detokenizer import REPLACEMENT_CHARACTER
 from outpace.api.output import Output, step_record
 from outpace.api.parts import CallDelta, PartsDelta, ToolCall, assistant_message, call_object
 from outpace.decoding.processor import top_tokens
 from outpace.server.models import HostedModel
+from outpace.tokenizer import TextDecoder
 
 STREAM_END = b"data: [DONE]\n\n"
-MAX_TOKENS_PER_CHARACTER = 8
-"""Upper bound for the tokens that share one UTF-8 character."""
 
 ID_CHARACTERS = string.digits + string.ascii_letters
 
@@ -52,27 +50,22 @@ def call_id(request: int, index: int, number: int) -> str:
     return digits
 
 
-class TextOffsets:
-    """Character offsets of tokens; tokens that share a character have the same offset."""
+class TokenPlaces:
+    """Places of tokens in a text: the token before each, and the complete characters before it."""
 
     def __init__(self, model: HostedModel) -> None:
-        self.decode = model.text.decode
+        self.silent_ids = model.text.silent_ids
+        self.decoder = TextDecoder(model.text.tokenizer)
         self.offset = 0
-        self.open_tokens: list[int] = []
 
-    def advance(self, ids: Sequence[int]) -> list[int]:
-        """Return the offsets of the next tokens."""
-        offsets = []
+    def advance(self, ids: Sequence[int]) -> list[tuple[int | None, int]]:
+        """Return the token before each of the next tokens, and its offset in characters."""
+        places = []
         for token in ids:
-            offsets.append(self.offset)
-            self.open_tokens.append(token)
-            text = self.decode(self.open_tokens)
-            if (
-                not text.endswith(REPLACEMENT_CHARACTER)
-                or len(self.open_tokens) == MAX_TOKENS_PER_CHARACTER
-            ):
-                self.offset, self.open_tokens = self.offset + len(text), []
-        return offsets
+            places.append((self.decoder.previous, self.offset))
+            if token not in self.silent_ids:
+                self.offset += len(self.decoder.push(token))
+        return places
 
 
 @dataclass(kw_only=True)
@@ -201,7 +194,7 @@ class Reply:
         if self.chat:
             message = assistant_message(parts, partial(call_id, self.number, index))
             content = {"message": {**message, "refusal": None}}
-        scores = self.format_logprobs(output.ids, output.logprobs, TextOffsets(self.model))
+        scores = self.format_logprobs(output.ids, output.logprobs, TokenPlaces(self.model))
         return {
             "index": index,
             **content,
@@ -210,33 +203,39 @@ class Reply:
         }
 
     def format_logprobs(
-        self, ids: Sequence[int], logprobs: Sequence[Any] | None, offsets: TextOffsets
+        self, ids: Sequence[int], logprobs: Sequence[Any] | None, places: TokenPlaces
     ) -> ReplyObject | None:
         """Return log-probabilities of the chosen tokens; None if not requested."""
         if logprobs is None:
             return None
+        before, offsets = zip(*places.advance(ids), strict=True) if ids else ((), ())
         if not self.chat:
             return {
-                "tokens": [self.model.token_text(token) for token in ids],
+                "tokens": [*map(self.model.token_text, ids, before)],
                 "token_logprobs": list(logprobs),
-                "top_logprobs": self.format_top_logprobs(logprobs),
-                "text_offset": offsets.advance(ids),
+                "top_logprobs": self.format_top_logprobs(logprobs, before),
+                "text_offset": [*offsets],
             }
         entries = [
             {
-                **self.format_logprob(token, score),
-                "top_logprobs": [self.format_logprob(*each) for each in top_tokens(score)],
+                **self.format_logprob(token, score, previous),
+                "top_logprobs": [
+                    self.format_logprob(*each, previous) for each in top_tokens(score)
+                ],
             }
-            for token, score in zip(ids, logprobs, strict=True)
+            for token, score, previous in zip(ids, logprobs, before, strict=True)
         ]
         return {"content": entries, "refusal": None}
 
-    def format_logprob(self, token: int, score: float) -> ReplyObject:
-        """Return the text, the bytes and the log-probability of a token."""
-        text, data = self.model.token_text(token), self.model.token_bytes(token)
+    def format_logprob(self, token: int, score: float, previous: int | None) -> ReplyObject:
+        """Return the text, the bytes and the log-probability of a token after another."""
+        text = self.model.token_text(token, previous)
+        data = self.model.token_bytes(token, previous)
         return {"token": text, "logprob": score, "bytes": [*data]}
 
-    def format_top_logprobs(self, logprobs: Sequence[float | None]) -> PromptScores | None:
+    def format_top_logprobs(
+        self, logprobs: Sequence[float | None], before: Sequence[int | None]
+    ) -> PromptScores | None:
         """Return the most probable tokens of each place, by text; None if not requested.
 
         Of tokens with equal text, the most probable one is returned.
@@ -246,7 +245,8 @@ class Reply:
             return None
         text = self.model.token_text
         return [
-            {text(token): score for token, score in reversed(top)} if top else None for top in found
+            {text(token, previous): score for token, score in reversed(top)} if top else None
+            for top, previous in zip(found, before, strict=True)
         ]
 
     def format_statistics(

@@ -13,7 +13,7 @@ from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
 from outpace.decoding.processor import TokenLogprob
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
-from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets
+from outpace.server.reply import STREAM_END, Reply, ReplyObject, TokenPlaces
 from outpace.server.schema import BaseRequest
 from outpace.server.writer import AnswerWriter
 
@@ -54,7 +54,7 @@ def format_prompt_logprobs(
     tokens and of the token itself. The first token has None.
     """
     found: list[dict[str, Any] | None] = []
-    for token, score in zip(ids, logprobs, strict=True):
+    for token, previous, score in zip(ids, [None, *ids[:-1]], logprobs, strict=True):
         if score is None:
             found.append(None)
             continue
@@ -63,7 +63,11 @@ def format_prompt_logprobs(
             ranked.append((token, float(score), score.rank or 0))
         found.append(
             {
-                str(each): {"logprob": value, "rank": rank, "decoded_token": model.token_text(each)}
+                str(each): {
+                    "logprob": value,
+                    "rank": rank,
+                    "decoded_token": model.token_text(each, previous),
+                }
                 for each, value, rank in ranked
             }
         )
@@ -89,9 +93,10 @@ class ChoiceStream:
         self.has_final_event = self.trace or self.provisional or request.wants_usage
         self.seed = seed
         self.is_first = True
-        self.offsets = TextOffsets(reply.model)
+        self.places = TokenPlaces(reply.model)
         self.steps: list[Any] = []
         self.texts: list[str] = []
+        self.last_token: int | None = None
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
@@ -104,7 +109,7 @@ class ChoiceStream:
         if self.echo is not None:  # in the first event
             shown, self.echo = self.echo.prepend_to(event), None
         if shown.logprobs:
-            scores = self.reply.format_logprobs(shown.ids, shown.logprobs, self.offsets)
+            scores = self.reply.format_logprobs(shown.ids, shown.logprobs, self.places)
         if self.trace:
             self.buffer_trace(event)
         parts = self.parser.feed(shown.text, final=event.output is not None)
@@ -133,7 +138,9 @@ class ChoiceStream:
     def buffer_trace(self, event: Event) -> None:
         """Buffer steps and tokens until a chunk reports them."""
         self.steps += map(step_record, event.steps)
-        self.texts += map(self.reply.model.token_text, event.ids)
+        before = [self.last_token, *event.ids]
+        self.last_token = before[-1]
+        self.texts += map(self.reply.model.token_text, event.ids, before)
         self.tokens += event.chosen
         self.forwards += sum(each.model == "target" for each in event.steps)
 
@@ -153,7 +160,8 @@ class ChoiceStream:
 
     def canvas_texts(self, canvas: Sequence[int]) -> list[str | None]:
         """Return the texts of the canvas after the committed text; None for a hole."""
-        return [None if token < 0 else self.reply.model.token_text(token) for token in canvas]
+        text = self.reply.model.token_text
+        return [None if token < 0 else text(token, token) for token in canvas]  # after some token
 
 
 class CompletionWriter(AnswerWriter):
