@@ -36,7 +36,6 @@ from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.constraint.compiler import Compiler
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
-from outpace.constraint.vocabulary import byte_alphabet
 from outpace.evaluation.run import questions_of
 from outpace.methods import (
     APD,
@@ -50,7 +49,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.tokenizer import Tokenizer
+from outpace.tokenizer import Tokenizer, byte_alphabet
 
 SHARE = 0.15
 """Of the CPU time, in a constraint."""

@@ -29,6 +29,10 @@ BYTE_NAME = re.compile("<0x([0-9A-Fa-f]{2})>")
 """Name of a token that is one byte, where a vocabulary falls back to bytes."""
 
 
+CONTEXTUAL_DECODERS = frozenset({"BPEDecoder", "CTC"})
+"""Decoders by which the bytes of a token depend on which token precedes it."""
+
+
 @cache
 def byte_alphabet() -> dict[str, int]:
     """Return the characters that stand for bytes in byte-level vocabularies.
@@ -108,6 +112,18 @@ class Tokenizer:
         Returns:
             None for an id without a token.
         """
+        if previous is None or not self.decoder_types.isdisjoint(CONTEXTUAL_DECODERS):
+            return self.compute_bytes(token, previous)
+        if token not in self.inner_bytes:
+            self.inner_bytes[token] = self.compute_bytes(token, token)
+        return self.inner_bytes[token]
+
+    @cached_property
+    def inner_bytes(self) -> dict[int, bytes | None]:
+        """Bytes of the tokens that were decoded within a text, by id."""
+        return {}
+
+    def compute_bytes(self, token: int, previous: int | None) -> bytes | None:
         # Decoders of the tokenizers library replace every byte of a run that is not UTF-8.
         if (name := self.backend_tokenizer.id_to_token(token)) is None:
             return None

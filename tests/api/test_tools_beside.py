@@ -16,6 +16,7 @@ from outpace.constraint.calls import CALL_FORMATS, CallFormat, tools_dfa
 from outpace.constraint.compiler import build_rule_dfa
 from outpace.constraint.dfa import dfa_accepts
 from outpace.methods import Diffusion, Method
+from outpace.tokenizer import TextDecoder
 from toolbox import SCHEMAS, TOOLS, tool_llm
 
 every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
@@ -35,6 +36,9 @@ class Characters:
     tokenizer = SimpleNamespace(
         added_tokens_decoder={}, token_bytes=lambda token, previous: chr(token).encode()
     )
+
+    def begin_text(self) -> TextDecoder:
+        return TextDecoder(self.tokenizer)  # type: ignore[arg-type]
 
 
 def cut_text(form: AnswerFormat, text: str, stops: list[str]) -> tuple[str, str, str | None]:

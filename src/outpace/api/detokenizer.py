@@ -11,7 +11,6 @@ from outpace.api.parts import PLAIN_FORMAT, AnswerFormat, AnswerParser
 from outpace.api.text import TextCodec
 from outpace.checkpoints.fields import convert_panics
 from outpace.errors import OptionError
-from outpace.tokenizer import TextDecoder
 
 FIRST_MARKER = 0xD800
 """Code of the first character that stands for a special token: no text has surrogates."""
@@ -47,7 +46,7 @@ class Detokenizer:
     ) -> None:
         self.codec, self.format = text, form
         shown = {} if text.tokenizer is None else form.special_tokens(text.tokenizer)
-        self.decoder = TextDecoder(text.tokenizer)
+        self.decoder = text.begin_text()
         self.silent_ids = text.silent_ids - shown.keys() | padding
         self.markers: dict[int, str] = {}
         self.stop, self.stop_tokens = self.split_stop_strings(stop)

@@ -21,7 +21,7 @@ from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import Kind
 from outpace.errors import OptionError
 from outpace.models.config import ModelConfig
-from outpace.tokenizer import Tokenizer
+from outpace.tokenizer import TextDecoder, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,6 +404,10 @@ class TextCodec:
         Returns an empty string if there is no tokenizer.
         """
         return "" if self.codec is None or not ids else self.codec.decode(ids, special=special)
+
+    def begin_text(self) -> TextDecoder:
+        """Return a decoder of a new text, token by token."""
+        return TextDecoder(self.tokenizer)
 
     def check_same_tokens(self, other: TextCodec, ours: int, theirs: int) -> None:
         """Raise `OptionError` if two models do not share their tokens.

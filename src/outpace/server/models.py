@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +34,6 @@ from outpace.server.method_choice import MethodChoice, method_choices, method_va
 from outpace.server.settings import Entry
 
 DEFAULT_KEEP = "10m"
-
-MAX_CACHED_TOKENS = 2**16
-"""Maximum number of pairs of tokens with cached bytes."""
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -133,14 +130,13 @@ class HostedModel(ModelInfo):
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        self.token_bytes = lru_cache(MAX_CACHED_TOKENS)(self.compute_token_bytes)
-        """Return the bytes of a token after another, which may hold part of a character."""
         tokenizer = self.text.tokenizer
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self.max_prompt_characters = longest and longest * self.config.max_length
         """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
 
-    def compute_token_bytes(self, token: int, previous: int | None) -> bytes:
+    def token_bytes(self, token: int, previous: int | None) -> bytes:
+        """Return the bytes of a token after another, which may hold part of a character."""
         tokenizer = self.text.tokenizer
         if tokenizer is None or token in self.text.silent_ids:
             return b""

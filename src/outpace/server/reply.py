@@ -18,7 +18,6 @@ from outpace.api.output import Output, step_record
 from outpace.api.parts import CallDelta, PartsDelta, ToolCall, assistant_message, call_object
 from outpace.decoding.processor import top_tokens
 from outpace.server.models import HostedModel
-from outpace.tokenizer import TextDecoder
 
 STREAM_END = b"data: [DONE]\n\n"
 
@@ -55,7 +54,7 @@ class TokenPlaces:
 
     def __init__(self, model: HostedModel) -> None:
         self.silent_ids = model.text.silent_ids
-        self.decoder = TextDecoder(model.text.tokenizer)
+        self.decoder = model.text.begin_text()
         self.offset = 0
 
     def advance(self, ids: Sequence[int]) -> list[tuple[int | None, int]]:
