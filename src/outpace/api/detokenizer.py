@@ -34,6 +34,7 @@ class Detokenizer:
         markers: Characters that stand for the tokens without text in other stop strings.
         stop: Stop strings by their form in `marked`.
         marked: Text so far, with `markers`.
+        may_stop: Whether its text may end the answer.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Detokenizer:
         self.stop_begin = 0  # first position at which a stop string may begin
         self.call_begin: int | None = None  # position after the text that begins a call
         self.parser = None if form.calls is None else AnswerParser(form)
+        self.may_stop = bool(self.stop) or self.parser is not None
 
     def split_stop_strings(self, stop: Any) -> tuple[dict[str, str], dict[int, str]]:
         """Return `stop` and `stop_tokens`; raises `OptionError` for an invalid string."""
