@@ -44,7 +44,7 @@ from outpace.api.codec import (
     unused_characters,
     validate_text,
 )
-from outpace.api.rendering import find_template, render_template, template_environment
+from outpace.api.rendering import find_template, parse_template, render_template, template_errors
 from outpace.constraint.calls import GENERIC_FORMAT, TOOL_VARIABLES, CallFormat, find_call_format
 from outpace.constraint.thoughts import CHANNELS, ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
@@ -158,7 +158,7 @@ def mark_template(source: str, table: tuple[tuple[str, str], ...]) -> str:
     )
     searched = {
         int(number)
-        for node in searched_nodes(template_environment().parse("".join(numbered)))
+        for node in searched_nodes(parse_template("".join(numbered)))
         for constant in (node, *node.find_all(Const))
         if isinstance(constant, Const)
         for number in re.findall("\0([0-9]+)\0", str(constant.value))
@@ -237,7 +237,7 @@ class TemplateSource:
         given = self.tokenizer.chat_template or {}
         sources = [given] if isinstance(given, str) else given.values()
         try:
-            return [template_environment().parse(source) for source in sources]
+            return [parse_template(source) for source in sources]
         except TemplateError as error:
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", None, message) from error
@@ -428,9 +428,12 @@ class ChatTemplate(TemplateSource):
             if table is not None:
                 change = str.maketrans(dict(table))
                 special = {name: text.translate(change) for name, text in special.items()}
-                source = mark_template(source, tuple(table.items()))
+                with template_errors():
+                    source = mark_template(source, tuple(table.items()))
             rendered = render_template(source, messages, {**special, **variables})
-        except Exception as error:  # a template is a program and may raise anything
+        except (TemplateError, ValueError) as error:
+            if isinstance(error, OptionError):
+                raise
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", messages, message) from error
         self.codec.check_length(rendered)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import Any, NoReturn
@@ -13,9 +14,10 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from outpace.api.template_limits import Budget, LimitedContext, LimitedEnvironment
+from outpace.errors import OptionError
 from outpace.tokenizer import Tokenizer
 
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -45,6 +47,10 @@ class TemplateNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         check_attribute(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        """Omit the values, which may contain one another many times."""
+        return "<Namespace>"
 
 
 def check_attribute(name: object) -> None:
@@ -83,20 +89,55 @@ def write_json(
     )
 
 
+def format_now(form: str) -> str:
+    """Format the local time."""
+    if len(form) > MAX_TIME_FORMAT:
+        raise TemplateError(
+            f"the format of strftime_now has more than {MAX_TIME_FORMAT} characters"
+        )
+    return datetime.now().strftime(form)
+
+
+MAX_TIME_FORMAT = 256
+"""Maximum length of a format of time, since some platforms pad a field to any width."""
+
+
 @cache
-def template_environment() -> ImmutableSandboxedEnvironment:
+def template_environment() -> LimitedEnvironment:
     """Return the environment of chat templates, which are untrusted code."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTags, LoopControlExtension]
+    return LimitedEnvironment(
+        filters={"tojson": write_json},
+        functions={
+            "raise_exception": raise_exception,
+            "strftime_now": format_now,
+            "dict": TemplateDict(),
+            "namespace": TemplateNamespace,
+        },
+        extensions=[GenerationTags, LoopControlExtension],
     )
-    environment.filters["tojson"] = write_json
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": TemplateDict(),
-        "namespace": TemplateNamespace,
-    }
-    return environment
+
+
+@contextmanager
+def template_errors() -> Iterator[None]:
+    """Raise every error of a template, a program that may raise anything, as `TemplateError`."""
+    try:
+        yield
+    except RecursionError as error:
+        raise TemplateError("it is nested too deep, or calls itself too often") from error
+    except MemoryError as error:
+        raise TemplateError("it needs more memory than there is") from error
+    except Exception as error:
+        raise TemplateError(str(error)[:MAX_REASON] or type(error).__name__) from error
+
+
+MAX_REASON = 1000
+"""Maximum length of the reason of a failure, which a template may write itself."""
+
+
+def parse_template(source: str) -> nodes.Template:
+    """Return the syntax tree of a template; raises `TemplateError` if it has none."""
+    with template_errors():
+        return template_environment().parse(source)
 
 
 @lru_cache
@@ -122,11 +163,21 @@ def render_template(
     """Render a conversation with a chat template, up to the next answer.
 
     Raises:
-        TemplateError: If the template fails, among other errors of its code.
+        TemplateError: If the template fails, or takes too many steps or characters.
+        OptionError: If a message or variable is nested too deep.
     """
     values = {"tools": None, "documents": None, "add_generation_prompt": True}
-    shown = [alias_thoughts(plain_value(message)) for message in messages]
-    return compile_template(source).render(messages=shown, **(values | plain_value(variables)))
+    shown = [
+        alias_thoughts(plain_value(message, f"messages[{number}]"))
+        for number, message in enumerate(messages)
+    ]
+    values |= {name: plain_value(each, f"template.{name}") for name, each in variables.items()}
+    with template_errors():
+        template = compile_template(source)
+        context = template.new_context({"messages": shown, **values})
+        assert isinstance(context, LimitedContext)
+        context.budget = Budget([shown, values], len(shown))
+        return "".join(template.root_render_func(context))
 
 
 def render_chat(
@@ -146,23 +197,39 @@ def alias_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
-def plain_value(value: Any) -> Any:
-    """Rebuild a value from JSON types, since templates may call the methods of others."""
+MAX_VALUE_DEPTH = 128
+"""Maximum nesting of a message or variable, above that of arguments and schemas (100)."""
+
+
+def plain_value(value: Any, name: str, depth: int = 0) -> Any:
+    """Rebuild a value from JSON types, since templates may call the methods of others.
+
+    Raises:
+        OptionError: If it is nested too deep.
+    """
+    kind = type(value)
+    if kind is str or value is None or kind is bool:
+        return value
+    if depth > MAX_VALUE_DEPTH:
+        raise OptionError(name, None, f"{name} must not be nested more than {MAX_VALUE_DEPTH} deep")
     match value:
-        case None | bool():
-            return value
         case str():
             return str.__str__(value)
+        case Mapping():
+            return {
+                each if type(each) is str else plain_value(each, name, depth + 1): (
+                    found if type(found) is str else plain_value(found, name, depth + 1)
+                )
+                for each, found in value.items()
+            }
+        case list():
+            return [plain_value(each, name, depth + 1) for each in value]
+        case tuple():
+            return tuple(plain_value(each, name, depth + 1) for each in value)
         case int():
             return int.__int__(value)
         case float():
             return float.__float__(value)
-        case Mapping():
-            return {plain_value(key): plain_value(each) for key, each in value.items()}
-        case list():
-            return [plain_value(each) for each in value]
-        case tuple():
-            return tuple(map(plain_value, value))
         case np.generic():
-            return plain_value(value.item())
-    return f"<{type(value).__name__}>"
+            return plain_value(value.item(), name, depth)
+    return f"<{kind.__name__}>"
