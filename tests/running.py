@@ -19,8 +19,9 @@ import httpx2
 class Process:
     """A server and its address."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, code: str | None = None) -> None:
         command = [sys.executable, "-m", "outpace", "serve", *words, "--port", "0"]
+        command = command if code is None else [sys.executable, "-c", code]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         assert self.process.stderr is not None
@@ -74,9 +75,9 @@ def finish(process: subprocess.Popen[str], reader: Thread) -> None:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[Process]:
-    """A server that is gone afterwards, whatever happens."""
-    process = Process(*words)
+def serving(*words: str, code: str | None = None) -> Iterator[Process]:
+    """A server that is gone afterwards, whatever happens; `code` starts another than usual."""
+    process = Process(*words, code=code)
     try:
         yield process
     finally:

@@ -218,6 +218,25 @@ def test_first_signal_drains(seconds: int) -> None:
         assert process.process.wait(10) == 0
 
 
+STUCK = """
+import sys, time
+from outpace.api.text import TextCodec
+from outpace.cli.main import main
+TextCodec.encode = lambda *args, **options: {forever}
+main(["serve", "tiny-aux", "--port", "0", "--drain-seconds", "1"])
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("forever", ["time.sleep(1e6)", "all(True for _ in iter(int, 1))"])
+def test_a_thread_that_never_ends_does_not_keep_the_server(forever: str) -> None:
+    with serving(code=STUCK.format(forever=forever)) as process, httpx2.Client() as client:
+        with pytest.raises(httpx2.TimeoutException):
+            body = chat(model="tiny-aux")
+            client.post(f"{process.url}/v1/chat/completions", json=body, timeout=1)
+        assert process.end() == 0
+
+
 @pytest.mark.nightly
 def test_full_disk_is_no_failure() -> None:
     with socket.socket() as free:

@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -348,6 +352,27 @@ def serve_until_signal(service: Service, listener: socket.socket) -> int:
     gc.collect()
     gc.freeze()  # a collection over all loaded objects would pause every stream
     try:
-        return ServerRun(service, listener)()
+        status = ServerRun(service, listener)()
     finally:
         service.client.close()
+    for model in service.models.values():
+        model.engine.close()
+    if are_threads_busy():
+        LOG.warning("a thread is still busy; the server exits without waiting for it")
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+THREAD_SECONDS = 1.0
+"""Time for threads to end, for which the interpreter would wait without a limit."""
+
+
+def are_threads_busy() -> bool:
+    """Wait for all threads that keep the process alive; return whether one did not end."""
+    deadline = time.monotonic() + THREAD_SECONDS
+    others = [each for each in threading.enumerate() if not each.daemon]
+    others.remove(threading.current_thread())
+    for thread in others:
+        thread.join(max(deadline - time.monotonic(), 0))
+    return any(thread.is_alive() for thread in others)
