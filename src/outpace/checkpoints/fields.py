@@ -226,11 +226,16 @@ def merge_fields(outer: Fields, nested: Fields) -> Fields:
     """
     inside = {name: value for name, value in nested.items() if value is not None}
     for name, value in inside.items():
-        if outer.get(name) not in (None, value):
+        if outer.get(name) is not None and not are_equal(outer[name], value):
             raise ValueError(
                 f"{name} is {shorten(outer[name])} in one place and {shorten(value)} in another"
             )
     return {**outer, **inside}
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, also if both are NaN, which their parser refuses."""
+    return bool(one == other or repr(one) == repr(other))
 
 
 def either(one: tuple[int, ...], other: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
@@ -243,7 +248,7 @@ def either(one: tuple[int, ...], other: tuple[int, ...], names: tuple[str, ...])
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; raise `ValueError` naming the file if it has none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):

@@ -10,6 +10,7 @@ from outpace.checkpoints.families.attention_windows import FULL_ATTENTION, SLIDI
 from outpace.checkpoints.fields import (
     Field,
     Fields,
+    are_equal,
     count,
     field,
     flag,
@@ -50,7 +51,7 @@ def parse_base(value: Any) -> float:
 def read_rope(config: Fields, ours: Fields) -> Rope:
     names = ("rope_scaling", "rope_parameters")
     parts = [parse_value(name, config[name], mapping) for name in names if config.get(name)]
-    if len(parts) > 1 and parts[0] != parts[1]:
+    if len(parts) > 1 and not are_equal(*parts):
         raise ValueError("rope_scaling and rope_parameters have different values; keep one")
     bases = [part["rope_theta"] for part in [config, *parts] if part.get("rope_theta") is not None]
     thetas = {parse_value("rope_theta", theta, parse_base) for theta in bases}
@@ -137,7 +138,7 @@ def partial_rope(usual: float) -> Field:
             for place in (published, *nested.values())
             if place.get(ROTARY_FACTOR) is not None
         ]
-        if any(each != factors[0] for each in factors):
+        if not all(are_equal(each, factors[0]) for each in factors):
             raise ValueError(
                 f"{ROTARY_FACTOR} is {factors[0]} in one place and {factors[-1]} in another"
             )

@@ -20,7 +20,15 @@ from outpace.checkpoints.families.gguf_format import (
     evaluate_fields,
     width_per_head,
 )
-from outpace.checkpoints.fields import MAX_PUBLISHED_COUNT, Fields, few, index, parse_value, shorten
+from outpace.checkpoints.fields import (
+    MAX_PUBLISHED_COUNT,
+    Fields,
+    are_equal,
+    few,
+    index,
+    parse_value,
+    shorten,
+)
 from outpace.checkpoints.gguf.file import GGUFFile, MetadataArray
 from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope
@@ -224,7 +232,7 @@ def rename_fields(fields: Fields, names: Mapping[str, str]) -> Fields:
     renamed: dict[str, Any] = {}
     for name, value in fields.items():
         ours = names.get(name, name)
-        if renamed.setdefault(ours, value) != value:
+        if not are_equal(renamed.setdefault(ours, value), value):
             raise ValueError(
                 f"{ours} is {shorten(renamed[ours])} in one place and {shorten(value)} in another"
             )
