@@ -37,7 +37,8 @@ FLOORS = {
         "evaluation": "api checkpoints decoding engine errors field_types jsonl lock methods",
         "benchmark": "api checkpoints decoding errors evaluation field_types jsonl methods models",
         "training": (
-            "api attention checkpoints decoding errors evaluation field_types lock methods models "
+            "api attention checkpoints decoding errors evaluation field_types jsonl lock methods "
+            "models provenance recipes tokenizer"
             "provenance recipes tokenizer"
         ),
         "server": "api checkpoints constraint decoding engine errors methods models version",

@@ -15,17 +15,26 @@ JsonRecord = dict[str, Any]
 def read_records(path: Path, limit: int | None = None) -> list[tuple[str, JsonRecord]]:
     """Return the first `limit` records of a file, each with its location `file:line`.
 
+    Raises:
+        ValueError: If the file is not valid gzip, has no records, or a line is not a JSON object.
+    """
+    return [(place, parse_record(line, place)) for place, line in read_lines(path)[:limit]]
+
+
+def read_lines(path: Path) -> list[tuple[str, bytes]]:
+    """Return the lines of a file, each with its location `file:line`.
+
     Files whose name ends in `.gz` are decompressed. A byte order mark and blank lines are ignored.
 
     Raises:
-        ValueError: If the file is not valid gzip, has no records, or a line is not a JSON object.
+        ValueError: If the file is not valid gzip, or has no records.
     """
     # JSON strings may contain other characters that `str.splitlines` splits at.
     lines = read_content(path).removeprefix(BOM_UTF8).split(b"\n")
     placed = [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not placed:
         raise ValueError(f"{path} has no records")
-    return [(place, parse_record(line, place)) for place, line in placed[:limit]]
+    return placed
 
 
 def read_content(path: Path) -> bytes:

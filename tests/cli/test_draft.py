@@ -1,7 +1,9 @@
 """`outpace train draft` as typed by a user."""
 
 import json
+import re
 
+from outpace.evaluation.data_set import read_prompt_set
 from outpace.evaluation.generated.story import story_problems
 
 
@@ -12,9 +14,13 @@ def test_a_draft_is_made_from_prompts_and_continued_with_more(outpace, refused, 
     more.write_text("\n".join(questions))
     words = ("train", "draft", "tiny-ar", "--output", out, "--held-out", 0.2, "--max-tokens", 12)
     small = ("train.batch=2", "train.epochs=0.1", "held_out.every=50", "objective.anchors=4")
-    assert "none of 1 prompts is held out" in refused(*words[:5], "--data", write_one(tmp_path))
+    assert "of 1 prompts: give more prompts\n" in refused(*words[:5], "--data", write_one(tmp_path))
+    few = refused(*words[:5], "--data", prompts, "--held-out", 1e-9)
+    share = float(few.rpartition("--held-out ")[2])
+    assert read_prompt_set([prompts], held_out=share).held_out
+    assert not read_prompt_set([prompts], held_out=share - 0.002).held_out
     status, printed, err = outpace(*words, *small, "--data", prompts)
-    assert status == 0, err
+    assert status == 0 and re.match(r"warning: .* 252 tokens .* 1167360 weights ", err), err
     assert "for their answers and at most" in printed and not [*out.glob("trial*")]
     answers, draft = (out / "data" / "train.jsonl").read_text(), out / "draft" / "config.json"
     recipe, before = (out / "recipe.toml").read_text(), draft.stat().st_mtime

@@ -2,16 +2,23 @@
 
 import json
 import random
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
 from asking import ANSWER, PAIRS, ask, chat, completion, route
 from outpace.server.schema import ChatRequest, CompletionRequest, Extension
 from outpace.server.service import Service
+from running import Process, serving
 
 DEEP: Any = []
 for _ in range(150):
@@ -135,3 +142,100 @@ def test_prompt_of_two_megabytes(client: TestClient, make: Any, text: str) -> No
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert attack(client, body) == 400
+
+
+RAW = (
+    b"GET /v1/models HTTP/1.1\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n{",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+)
+
+
+def tool(number: int, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": f"f{number}", "parameters": parameters}}
+
+
+def siege(rng: random.Random) -> Iterator[dict[str, Any] | bytes]:
+    """Yield bodies, or bytes of a connection, that ended, filled or hung a server."""
+    for number in range(10**9):
+        chain = "".join(f'r{i}: r{i + 1} r{i + 1} | "a"\n' for i in range(3000)) + 'r3000: "b"'
+        pattern = {"type": "string", "pattern": f"[ab]*a[ab]{{{8 + number % 5}}}"}
+        dear = [tool(i, {"properties": {f"p{j}": pattern for j in range(6)}}) for i in range(60)]
+        yield chat(structured_outputs={"grammar": f"start: r0\n{chain}"})
+        yield chat(
+            structured_outputs={"grammar": f'start: "a{number}" | "b{number}"'}, max_tokens=2
+        )
+        yield chat(
+            structured_outputs={"regex": f"x{number}[ab]{{1,{number % 40 + 1}}}"}, max_tokens=2
+        )
+        yield chat(structured_outputs={"json": {"const": f"{number}"}}, max_tokens=2)
+        yield chat(structured_outputs={"regex": "(" * 5000 + ")" * 5000})
+        yield chat(tools=dear, max_tokens=2)
+        yield chat(tools=[tool(number, {"properties": {f"p{number}": {}}})], max_tokens=2)
+        yield chat("x " * 200_000)
+        yield chat([{"type": "text", "text": DEEP}])
+        yield chat(chat_template_kwargs={"x": DEEP, "y": "x" * 10**6})
+        yield chat(
+            **{rng.choice(["stop", "tools", "messages", "n", "logit_bias"]): rng.choice(VALUES)}
+        )
+        yield RAW[number % len(RAW)]
+
+
+def besiege(process: Process, over: Event) -> None:
+    """Send hostile requests until `over`, and fail unless each is answered."""
+    for attack in siege(random.Random(0)):
+        if over.is_set():
+            return
+        send(process, attack)
+
+
+def send(process: Process, attack: dict[str, Any] | bytes) -> None:
+    if isinstance(attack, bytes):
+        process.raw(attack, half=True)
+        return
+    with suppress(ValueError):  # NaN in JSON
+        response = httpx2.post(f"{process.url}/v1/chat/completions", json=attack, timeout=120)
+        assert response.status_code in (200, 400, 404, 413, 422), response.text
+
+
+def healthy_seconds(process: Process, count: int) -> float:
+    body = chat(
+        model="tiny-aux", max_tokens=40, ignore_eos=True, outpace={"method": "autoregressive"}
+    )
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        response = httpx2.post(f"{process.url}/v1/chat/completions", json=body, timeout=120)
+        seconds.append(time.perf_counter() - began)
+        assert response.status_code == 200
+    return median(seconds)
+
+
+def resident_mib(process: Process) -> float:
+    """Memory of the server and its engine process."""
+    number = process.process.pid
+    children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+    lines = (Path(f"/proc/{n}/status").read_text().splitlines() for n in [number, *children])
+    sizes = [next(line for line in each if line.startswith("VmRSS")) for each in lines]
+    return sum(int(size.split()[1]) for size in sizes) / 1024
+
+
+@pytest.mark.nightly
+def test_a_siege_delays_nobody_and_fills_nothing() -> None:
+    with serving("tiny-aux", "--cache-gib", "0.1") as process:
+        for attack in islice(siege(random.Random(1)), 120):
+            send(process, attack)  # first uses allocate
+        alone, before = healthy_seconds(process, 20), resident_mib(process)
+        over = Event()
+        attacker = Thread(target=besiege, args=(process, over))
+        attacker.start()
+        beside = healthy_seconds(process, 40)
+        over.set()
+        attacker.join()
+        for attack in islice(siege(random.Random(2)), 1000):
+            send(process, attack)
+        after = resident_mib(process)
+    figures = {"alone": alone, "beside": beside, "before": before, "after": after}
+    print(figures)
+    assert beside < 2 * alone and after < 1.1 * before, figures

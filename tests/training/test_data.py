@@ -112,7 +112,7 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
     texts = ["a\u2028b", "a\u2029b", "a\x85b", "a\x7fb"]
     records = [json.dumps({"prompt": "?", "response": x}, ensure_ascii=False) for x in texts]
     newline = "\r\n" if end == "\r\n" else "\n"
-    (tmp_path / "a").write_text(newline.join(records) + end, newline="")
+    (tmp_path / "a").write_text("\ufeff" + (newline + end).join(records) + end, newline="")
     examples = Examples(Data(path=str(tmp_path / "a")), TOKENIZER)
     assert sorted(TOKENIZER.decode(examples[n].response[:-1]) for n in range(4)) == sorted(texts)
 

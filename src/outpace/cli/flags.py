@@ -233,12 +233,12 @@ def parse_variable(text: str) -> tuple[str, Any]:
 
 
 def read_prompt(prompt: str) -> str:
-    """Return a prompt; `-` reads standard input, without its last newline."""
+    """Return a prompt; `-` reads standard input, without byte order mark and last newline."""
     if prompt != "-":
         return prompt
     check_standard_input()
     try:
-        return sys.stdin.read().removesuffix("\n")
+        return sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
     except UnicodeDecodeError as error:
         message = f"prompt: standard input is not UTF-8: {error}"
         raise OptionError("prompt", None, message) from error
@@ -247,7 +247,7 @@ def read_prompt(prompt: str) -> str:
 def read_option_file(path: Path, option: str) -> str:
     """Read the file of an option; raises `OptionError` if it is missing or not text."""
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         message = f"--{option} {path} is not a text file: {error}"
         raise OptionError(option, path, message) from error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -153,6 +154,15 @@ def read_prompt_set(
     )
 
 
+def smallest_share(prompts: PromptSet) -> float | None:
+    """Return the smallest share in thousandths that holds a prompt out, unless it takes all."""
+    shares = sorted(
+        ceil((int.from_bytes(digest_prompt(prompt)[:8]) + 1) / 2**64 * 1000) / 1000
+        for prompt in (*prompts.training.values(), *prompts.held_out.values())
+    )
+    return shares[0] if shares[0] < shares[-1] else None
+
+
 def digest_prompt(prompt: ChatPrompt) -> bytes:
     """Return a digest of a prompt that does not depend on its white space."""
     words = [" ".join(text.split()) for text in nested_texts(prompt)]
@@ -166,7 +176,7 @@ def locate_prompts(path: Path) -> Iterator[tuple[str, ChatPrompt]]:
             yield f"{path}:{line}", prompt
         return
     try:
-        lines = path.read_text("utf-8").split("\n")
+        lines = path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from error
     for line, text in enumerate(lines, 1):

@@ -225,7 +225,7 @@ def load_settings(protocol: str) -> list[Setting]:
     if not path.is_file():
         raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     try:
-        return list(parse_settings(tomllib.loads(path.read_text("utf-8"))))
+        return list(parse_settings(tomllib.loads(path.read_text("utf-8-sig"))))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a valid protocol: {error}") from error
 

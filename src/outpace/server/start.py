@@ -153,7 +153,7 @@ def read_table(path: Path) -> dict[str, Any]:
         message = f"config: no file at {str(path)!r}; set it to a TOML file"
         raise OptionError("config", path, message)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.errors import must
 from outpace.evaluation.generated import Problem, story, sudoku, table
 from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
+from outpace.jsonl import JsonRecord, parse_record, read_lines
 from outpace.models.config import ModelConfig
 from outpace.tokenizer import Tokenizer
 
@@ -78,25 +78,23 @@ class ShuffledRecords:
 
 
 class JsonLinesFile:
-    """A JSON Lines file, in memory."""
+    """A JSON Lines file, in memory, read as files of prompts are."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file; `ValueError` if it is missing, empty or not UTF-8."""
-        self.path, self.lines = path, read_lines(path)
+        """Read the file; `ValueError` if it is missing or has no records."""
+        if not path.is_file():
+            raise ValueError(f"no data at {str(path)!r}; give a JSON Lines file, or story:train")
+        self.lines = read_lines(path)
 
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __getitem__(self, number: int) -> Any:
-        try:
-            return json.loads(self.lines[number])
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{self.describe_location(number)} is not valid JSON: {error}"
-            ) from error
+    def __getitem__(self, number: int) -> JsonRecord:
+        place, line = self.lines[number]
+        return parse_record(line, place)
 
     def describe_location(self, number: int) -> str:
-        return f"{self.path}:{number + 1}"
+        return self.lines[number][0]
 
 
 class HubDataset:
@@ -151,20 +149,6 @@ def open_source(
     if path.startswith(HUB_PREFIX):
         return ShuffledRecords(HubDataset(path.removeprefix(HUB_PREFIX)), seed, fields)
     return ShuffledRecords(JsonLinesFile(Path(path)), seed, fields)
-
-
-def read_lines(path: Path) -> list[str]:
-    """Read the lines of a file, without trailing empty ones."""
-    if not path.is_file():
-        raise ValueError(f"no data at {str(path)!r}; give a JSON Lines file, or story:train")
-    try:
-        text = path.read_text(encoding="utf-8").rstrip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} cannot be loaded as UTF-8: {error}") from error
-    if not text:
-        raise ValueError(f"{str(path)!r} is empty; it needs at least one example")
-    # `splitlines` would also split at characters that are allowed in a JSON string.
-    return text.split("\n")
 
 
 def parse_conversation(
@@ -513,7 +497,7 @@ def check_origin(examples: Examples, target: str) -> None:
             continue
         for number in range(len(source.records)):
             record = source.records[number]
-            if not isinstance(record, dict) or FINGERPRINT_FIELD not in record:
+            if FINGERPRINT_FIELD not in record:
                 continue
             expected = expected or Fingerprint.of(target, examples.tokenizer, data.template)
             other = expected.differences(record[FINGERPRINT_FIELD])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.checkpoints.load import load_config, resolve_checkpoint
+from outpace.jsonl import read_lines
 from outpace.models.config import ModelConfig
 from outpace.models.device import computes_bfloat16, resolve_device
 from outpace.training.data import Data, Examples
@@ -60,7 +61,7 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
             "mask_token_id": find_unused_token(examples, config.vocab),
             "aux_hidden_state_layer_ids": choose_layers(config.layers),
         },
-        "model.config.transformer_layer_config": layer_sizes(config, layers=5 if on_gpu else 2),
+        "model.config.transformer_layer_config": layer_sizes(config, draft_layers()),
         "objective": {"name": "dflash", "anchors": 256 if on_gpu else 24, "dpace": True},
         "data": trained,
         "data.template": dict(template),
@@ -72,13 +73,12 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
             "betas": [0.9, 0.95],
         },
         "train": {"epochs": 3, "batch": 4, "precision": "bf16" if half else "no"},
-        "held_out": {"path": held, "examples": min(48, count_lines(held)), "best": "accepted"},
+        "held_out": {
+            "path": held,
+            "examples": min(48, len(read_lines(Path(held)))),
+            "best": "accepted",
+        },
     }
-
-
-def count_lines(path: str) -> int:
-    with open(path, "rb") as file:
-        return sum(1 for _ in file)
 
 
 def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
@@ -97,6 +97,19 @@ def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
         "rope_theta": config.rope.theta,
         "hidden_act": "silu",
     }
+
+
+def draft_layers() -> int:
+    """Return the number of a draft's layers on this machine."""
+    return 2 if resolve_device(None).type == "cpu" else 5
+
+
+def count_weights(config: ModelConfig) -> int:
+    """Return the number of weights of a draft for a target."""
+    heads = 2 * (config.heads + config.kv_heads) * config.head_dim
+    features = len(choose_layers(config.layers)) * config.dim
+    layers = draft_layers() * (heads + 9 * config.dim)
+    return config.dim * (layers + features + min(HEAD_TOKENS, config.vocab))
 
 
 def choose_layers(count: int) -> list[int]:

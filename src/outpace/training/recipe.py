@@ -217,7 +217,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe by path or name, apply `key=value` overrides, and check all keys and values."""
     path = find_recipe(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     objective, known = table.setdefault("objective", {}), [*SECTIONS, "objective"]
