@@ -39,7 +39,6 @@ FLOORS = {
         "training": (
             "api attention checkpoints decoding errors evaluation field_types jsonl lock methods "
             "models provenance recipes tokenizer"
-            "provenance recipes tokenizer"
         ),
         "server": "api checkpoints constraint decoding engine errors methods models version",
         "ray": "api checkpoints engine errors evaluation methods models server",
