@@ -144,7 +144,7 @@ def sides(folder: Path, given: Sequence[int], wanted: Sequence[str]) -> Iterator
     if "llama.cpp" not in wanted:
         return
     if missing := llama.available():
-        print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")
+        print(f"llama.cpp is left out: {missing} (pip install '.[llama]')")
         return
     for name, kind in LLAMA.items():
         path = llama.write(folder, kind, folder / f"{kind}.gguf")

@@ -191,7 +191,7 @@ def main() -> None:
         exec(AVX2_ONLY)
     sides, rows = ["outpace", *options.sides], []
     if "llama.cpp" in sides and (missing := llama.available()):
-        print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")
+        print(f"llama.cpp is left out: {missing} (pip install '.[llama]')")
         sides.remove("llama.cpp")
     elif "llama.cpp" in sides:
         print(llama.built()["system"])

@@ -89,7 +89,7 @@ def sides(folder: Path, prompts: Prompts, wanted: Sequence[str]) -> dict[str, St
     if "llama.cpp" not in wanted:
         return found
     if missing := llama.available():
-        print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")
+        print(f"llama.cpp is left out: {missing} (pip install '.[llama]')")
         return found
     for name, kind in cpu.LLAMA.items():
         path = folder / f"{kind}.gguf"

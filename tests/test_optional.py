@@ -28,6 +28,16 @@ class Hiding(PathFinder):
 
 sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
 """
+HELP_OF_ALL = """
+from outpace.cli.app import COMMANDS
+from outpace.cli.main import main
+
+for name in COMMANDS:
+    try:
+        main([*name.split(), "--help"])
+    except SystemExit as ended:
+        assert not ended.code, name
+"""
 FAILING = """
 import pytest
 
@@ -67,6 +77,13 @@ def test_only_what_needs_an_absent_package_is_skipped(tmp_path: Path) -> None:
     assert "1 failed, 1 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
     assert "matplotlib is not installed" in done.stdout
     assert "triton is not installed" in done.stdout
+
+
+@pytest.mark.nightly
+def test_help_needs_no_optional_package() -> None:
+    program = HIDE + HELP_OF_ALL
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
 @pytest.mark.nightly

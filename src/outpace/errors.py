@@ -38,6 +38,11 @@ def must(param: str, value: object, requirement: str) -> OptionError:
     return OptionError(param, value, f"{param} must {requirement}, got {value}")
 
 
+def install_extra(extra: str) -> str:
+    """Return which extra is needed, and the command that installs it: no index has this package."""
+    return f"needs the extra {extra}; in a clone of outpace: pip install '.[{extra}]'"
+
+
 class ContextError(OptionError):
     """The prompt, with or without its answer, exceeds the model's context length."""
 

@@ -32,7 +32,7 @@ def test_what_llama_cpp_is_given_is_the_checkpoint(kind: str, folder: Path) -> N
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_a_step_of_llama_cpp_says_the_same_tokens(rows: int, folder: Path) -> None:
-    pytest.importorskip("llama_cpp", reason="pip install 'outpace[llama]'")
+    pytest.importorskip("llama_cpp", reason="pip install '.[llama]'")
     ours = cpu.with_outpace(folder, PROMPT, {"dtype": "float32"})
     path = llama.write(folder, "f32", folder / "steps.gguf")
     theirs = llama.stepper(path, PROMPT, 32)

@@ -524,7 +524,7 @@ def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_model(tmp_path / "missing.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     path.write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=r"pip install 'outpace\[gguf\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[gguf\]'"):
         load_model(path)
 
 

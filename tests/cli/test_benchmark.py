@@ -186,7 +186,7 @@ def test_without_its_library_the_extra_is_named(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     for name in [name for name in sys.modules if name.startswith("outpace.benchmark.client")]:
         monkeypatch.delitem(sys.modules, name)
-    assert "pip install 'outpace[load]'" in refused("benchmark", "serve", "http://x")
+    assert "pip install '.[load]'" in refused("benchmark", "serve", "http://x")
 
 
 @pytest.mark.nightly

@@ -74,7 +74,7 @@ def test_a_picture_without_matplotlib_names_the_extra(refused, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "outpace.benchmark.plots", raising=False)
     line = refused("trace", "tiny-aux", "x", "--png", tmp_path / "trace.png")
-    assert "pip install 'outpace[plot]'" in line
+    assert "pip install '.[plot]'" in line
 
 
 def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):

@@ -61,13 +61,13 @@ def test_without_the_harness_the_extra_is_named(
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", "tiny-aux", "--tasks", "gsm8k"])
     assert ended.value.code == 2
-    assert "pip install 'outpace[evaluate]'" in capsys.readouterr().err
+    assert "pip install '.[evaluate]'" in capsys.readouterr().err
 
 
 @pytest.fixture
 def harness() -> Any:
     """The adapter, if lm-evaluation-harness is installed."""
-    pytest.importorskip("lm_eval", reason="pip install 'outpace[evaluate]'")
+    pytest.importorskip("lm_eval", reason="pip install '.[evaluate]'")
     from outpace.evaluation import harness
 
     return harness

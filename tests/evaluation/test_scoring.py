@@ -16,7 +16,7 @@ ANSWERS = json.loads((Path(__file__).parent / "answers.json").read_text())
 NUMBERS = {"s": "strict", "t": "stated", "f": "flexible", "l": "last-number"}
 HUMANEVAL = {"h": "humaneval", "c": "humaneval-completion"}
 MBPP = {"f": "mbpp", "d": "mbpp-done"}
-INSTALLATION = "pip install 'outpace[evaluate]'"
+INSTALLATION = "pip install '.[evaluate]'"
 
 
 def pairs(table: dict[str, list[list[Any]]]) -> list[tuple[str, str, Any]]:

@@ -41,7 +41,7 @@ from refusal import refuses
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
-MISSING = "no torchao: pip install 'outpace[quantize]'"
+MISSING = "no torchao: pip install '.[quantize]'"
 PROJECTIONS = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 MIXTURE = {
     "num_experts": 6,

@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from outpace.errors import install_extra, must
+
 try:
     from aiohttp import (
         ClientConnectorError,
@@ -22,10 +24,9 @@ try:
         TCPConnector,
     )
 except ImportError as error:
-    raise ValueError(f"{error}; measuring a server needs: pip install 'outpace[load]'") from error
+    raise ValueError(f"{error}; measuring a server {install_extra('load')}") from error
 
 from outpace.benchmark.load_figures import RequestRecord
-from outpace.errors import must
 
 DATA_PREFIX = b"data:"
 MAX_LINE_BYTES = 1 << 24

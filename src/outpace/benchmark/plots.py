@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from outpace.errors import install_extra
 from outpace.evaluation.compare import ResultRecord
 
 try:
@@ -18,7 +19,7 @@ try:
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
-    raise ValueError(f"{error}; plots need: pip install 'outpace[plot]'") from error
+    raise ValueError(f"{error}; a plot {install_extra('plot')}") from error
 
 from outpace.api.output import STATE_NAMES, Output, block_edges, slot_states
 from outpace.evaluation.compare import pareto_indices, result_title

@@ -13,9 +13,9 @@ from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
 from outpace.cli.pull import fetch_model
-from outpace.errors import OptionError
+from outpace.errors import OptionError, install_extra
 from outpace.methods import Method
-from outpace.server.settings import ServeOptions
+from outpace.server.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from outpace.server.service import Service
@@ -97,7 +97,7 @@ def serve(
         from outpace.server.settings import name_models
         from outpace.server.start import bind_socket
     except ImportError as error:
-        raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
+        raise ValueError(f"{error}; serving {install_extra('serve')}") from error
     if max_replicas is not None and replicas is None:
         raise OptionError("max_replicas", max_replicas, "--max-replicas needs --replicas")
     paths = name_models(model, models or ())
@@ -146,7 +146,7 @@ def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> i
     try:
         from outpace.ray.run import run_replicas
     except ImportError as error:
-        raise ValueError(f"{error}; --replicas needs: pip install 'outpace[ray]'") from error
+        raise ValueError(f"{error}; --replicas {install_extra('ray')}") from error
     return run_replicas(config, replicas, max_replicas, small=are_small(config.models))
 
 

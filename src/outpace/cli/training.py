@@ -11,6 +11,7 @@ from typer import Argument, Context, Option, Typer
 
 from outpace import recipes
 from outpace.cli.draw import console
+from outpace.errors import install_extra
 
 
 def train_command(
@@ -52,7 +53,7 @@ def require_train_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"{error}; training needs: pip install 'outpace[train]'") from error
+        raise ValueError(f"{error}; training {install_extra('train')}") from error
 
 
 def recipes_group() -> Typer:

@@ -16,12 +16,13 @@ from outpace.constraint.pattern import TooLargeError
 from outpace.decoding import Request
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import JointRows, row_chooser
+from outpace.errors import install_extra
 from outpace.tokenizer import Tokenizer
 
 JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON answers: at most one space after commas and colons."""
 
-INSTALL_LLGUIDANCE = "it requires llguidance: pip install 'outpace[constrain]'"
+INSTALL_LLGUIDANCE = f"it {install_extra('constrain')}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,15 +11,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from outpace.errors import install_extra
+
 try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
-    raise ValueError(
-        f"{error}; tasks of lm-evaluation-harness need: pip install 'outpace[evaluate]'"
-    ) from error
+    raise ValueError(f"{error}; lm-evaluation-harness {install_extra('evaluate')}") from error
 
 from outpace.api.llm import LLM
 from outpace.api.options import Options

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.errors import OptionError
+from outpace.errors import OptionError, install_extra
 from outpace.kernels.packed import PACKED_BLOCK, pack_blocks, quantize_blocks
 from outpace.models.int8 import QUANTIZABLE_MODULES, has_int8_products, quantize_module
 from outpace.models.packed import has_packed_products, pack_module
@@ -103,9 +103,7 @@ def torchao_config(quantize: str) -> Any:
             PerRow,
         )
     except ImportError as error:
-        message = (
-            f"quantize={quantize!r} on a GPU requires: pip install 'outpace[quantize]' ({error})"
-        )
+        message = f"quantize={quantize!r} on a GPU {install_extra('quantize')} ({error})"
         raise OptionError("quantize", quantize, message) from error
     # torchao's inductor settings would apply to the whole process.
     match quantize:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator, create_model
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
-from outpace.api.options import Info, list_options
+from outpace.api.options import list_options
 from outpace.checkpoints.load import head_name, target_config
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import accepts_head
@@ -21,40 +21,8 @@ from outpace.methods import METHODS, Method
 from outpace.methods.options import method_name
 from outpace.models.config import ModelConfig
 from outpace.server.schema import bounded_type
+from outpace.server.serve_options import ServeOptions
 from outpace.server.start import FrozenModel, Settings, parse_section, read_table
-
-
-@dataclass(kw_only=True)
-class ServeOptions:
-    """Options of a served model, shared by flags and TOML."""
-
-    max_tokens: Annotated[
-        int | None,
-        Info(
-            "Maximum tokens of an answer.", "serving", usual="rest of the context", bounds={"ge": 1}
-        ),
-    ] = None
-    lazy: Annotated[
-        bool, Info("Load models when they are first requested, and unload idle ones.", "serving")
-    ] = False
-    keep: Annotated[
-        str | None,
-        Info(
-            "Time without requests after which a lazy model is unloaded: 90s, 10m, 2h or 1d.",
-            "serving",
-            usual="10m",
-        ),
-    ] = None
-    tools: Annotated[
-        Literal["any", "template"],
-        Info(
-            "Models that take tools: any, or those with a template that describes them.",
-            "serving",
-            typed=str,
-            shows=True,
-        ),
-    ] = "any"
-
 
 SERVE_OPTIONS = list_options(ServeOptions)
 """Options of a served model by name."""

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from outpace.api.rendering import render_chat
 from outpace.checkpoints.fingerprint import Fingerprint
-from outpace.errors import must
+from outpace.errors import install_extra, must
 from outpace.evaluation.generated import Problem, story, sudoku, table
 from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.jsonl import JsonRecord, parse_record, read_lines
@@ -108,8 +108,8 @@ class HubDataset:
         try:
             from datasets import load_dataset
         except ImportError as error:
-            remedy = "data sets of the hub need: pip install 'outpace[train]'"
-            raise ValueError(f"{error}; {remedy}") from error
+            message = f"{error}; a data set of the hub {install_extra('train')}"
+            raise ValueError(message) from error
         self.name = name
         repository, config, split = (*name.split(":"), "", "")[:3]
         try:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from outpace.checkpoints.fields import error_line, shorten
 from outpace.checkpoints.name import GGUF_SUFFIX
+from outpace.errors import install_extra
 from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,
@@ -390,7 +391,7 @@ def import_gguf() -> ModuleType:
     try:
         import gguf
     except ImportError as error:
-        raise ValueError("GGUF files need the extra: pip install 'outpace[gguf]'") from error
+        raise ValueError(f"{error}; a GGUF file {install_extra('gguf')}") from error
     module: ModuleType = gguf
     return module
 

@@ -6,6 +6,8 @@ import re
 from threading import current_thread, main_thread
 from typing import Any
 
+from outpace.errors import install_extra
+
 STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 STATED_NUMBER = re.compile(r"The answer is (-?[0-9.,]+).")
 FLEXIBLE_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -109,9 +111,7 @@ def import_math_verify() -> Any:
     try:
         import math_verify
     except ImportError as error:
-        raise ValueError(
-            f"{error}; comparing expressions needs: pip install 'outpace[evaluate]'"
-        ) from error
+        raise ValueError(f"{error}; comparing expressions {install_extra('evaluate')}") from error
     return math_verify
 
 
