@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -134,6 +135,30 @@ def output_of(tokens: int, *steps: tuple[str, int, int, int, int | None]) -> Out
 
 
 PLAIN, DRAFTED = ("target", 1, 0, 0, 1), ("target", 4, 5, 3, 6)
+END = ("target", 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        (output_of(3, PLAIN, PLAIN, PLAIN, END), "3 tokens in 3 forwards after the prompt's: 1.00"),
+        (output_of(9, PLAIN, DRAFTED, DRAFTED), "9 tokens in 2 forwards after the prompt's: 4.00"),
+        (output_of(7, PLAIN, DRAFTED, DRAFTED), "7 tokens in 2 forwards after the prompt's: 3.00"),
+        (output_of(1, PLAIN), "1 tokens in 1 forwards: 1.00"),
+        (
+            replace(output_of(3, *[PLAIN] * 3), finish_reason="length"),
+            "2 forwards after the prompt's: 1.00",
+        ),
+    ],
+)
+def test_the_forward_of_the_prompt_is_counted_apart(output: Output, shown: str) -> None:
+    assert f"{shown} tokens per forward" in output.figures
+
+
+def test_figures_of_a_canvas_have_all_forwards() -> None:
+    output = output_of(8, DRAFTED, DRAFTED)
+    output.steps[0] = replace(output.steps[0], holes=(1, 2, 3))
+    assert "8 tokens in 2 forwards: 4.00 tokens per forward" in output.figures
 
 
 @pytest.mark.parametrize(

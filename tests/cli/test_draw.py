@@ -1,16 +1,26 @@
 """Slots of an answer as lines of a terminal."""
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from rich.console import Console
+
 from outpace.api.output import Output
-from outpace.cli.draw import canvas_lines, colour_pieces
+from outpace.cli.draw import canvas_lines, show_pieces
 from outpace.decoding import Step
 
 
-def test_no_text_of_a_model_commands_the_terminal() -> None:
-    (piece,) = colour_pieces(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
-    assert piece.plain == "␛[2Ja\tb\n\ufffd␇\ufffd"
+@pytest.mark.parametrize(
+    ("is_terminal", "shown"),
+    [(True, "␛[2Ja       b\n\ufffd␇\ufffd\n"), (False, "\x1b[2Ja\tb\n\x9b\x07\x7f\n")],
+)
+def test_no_text_of_a_model_commands_a_terminal(is_terminal: bool, shown: str) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=is_terminal, color_system=None)
+    show_pieces(console, ["\x1b[2J", "a\tb\n\x9b", "\x07\x7f"])
+    assert file.getvalue() == shown
 
 
 def test_what_is_new_is_in_sight() -> None:

@@ -22,19 +22,22 @@ STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How
 
 
 def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
-    status, out, _ = outpace("generate", "tiny-aux", STORY, "--max-tokens", "96")
-    assert status == 0
-    assert "#### " in out
-    assert re.search(r"\d+ tokens in \d+ forwards: [\d.]+ tokens per forward", out)
+    words = ("generate", "tiny-aux", STORY, "--max-tokens", "96")
+    status, out, err = outpace(*words)
+    assert status == 0 and out.rstrip().rpartition("#### ")[2].isdigit()
+    figures = r"\d+ tokens in \d+ forwards after the prompt's: [\d.]+ tokens per forward, "
+    assert re.match(rf"{figures}.*, [\d.]+ × over one token per forward\n$", err)
+    assert outpace(*words, "--quiet") == (0, out, "")
+    assert " over " not in outpace(*words, "--method", "autoregressive")[2]
 
 
 def test_generate_takes_the_flags_of_its_method(outpace):
-    status, out, _ = outpace(
+    status, _, err = outpace(
         *("generate", "tiny-dream", STORY, "--max-tokens", "64", "--temperature", "0"),
         *("--method", "apd", "--verifier", "tiny-aux", "--ratio", "0.5", "--window", "none"),
     )
     assert status == 0
-    per_forward = float(re.search(r"([\d.]+) tokens per forward", out)[1])
+    per_forward = float(re.search(r"([\d.]+) tokens per forward", err)[1])
     assert per_forward > 1.5
 
 
@@ -42,12 +45,23 @@ def test_generate_fills_the_holes_of_a_text(outpace):
     for prompt in ((), (STORY,)):
         args = ("generate", "tiny-dream", *prompt, "--fill", "Tom has {{2}} or {{..9:[0-9]+}}.")
         status, out, _ = outpace(*args)
-        assert status == 0 and re.match(r"(?s)Tom has .* or [0-9]+\.\n", out)
+        assert status == 0 and re.fullmatch(r"(?s)Tom has .* or [0-9]+\.\n", out)
+
+
+def test_a_program_can_read_the_answers(outpace, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
+    )
+    for n in (1, 3):
+        words = ("generate", "tiny-aux", STORY, "--schema", schema, "--n", n)
+        out = outpace(*words)[1]
+        assert len([json.loads(line) for line in out.splitlines()]) == n
 
 
 def test_same_seed_same_text(outpace):
     args = ("generate", "tiny-dream", STORY, "--max-tokens", "24", "--temperature", "4")
-    texts = [outpace(*args, "--seed", s)[1].partition("24 tokens")[0] for s in ("1", "1", "2")]
+    texts = [outpace(*args, "--seed", s)[1] for s in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -362,6 +376,13 @@ def test_no_command_is_a_question_for_help(outpace, words):
     assert "--help" in out
 
 
+def test_only_the_terminal_wraps_help(outpace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    _, *about = outpace("generate", "--help")[1].partition("╭")[0].split("\n" + " " * 1000)
+    lines = [line.strip() for text in about for line in text.splitlines()]
+    assert len(lines) > 3 and all(line.endswith(".") for line in lines if line), lines
+
+
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
@@ -384,7 +405,7 @@ def test_standard_input_may_be_the_prompt(outpace, refused, monkeypatch):
     _, typed, _ = outpace(*args, STORY)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{STORY}\n"))
     status, read, _ = outpace(*args, "-")
-    assert status == 0 and read.partition("tokens in")[0] == typed.partition("tokens in")[0]
+    assert status == 0 and read == typed
     for held in (io.StringIO(""), io.TextIOWrapper(io.BytesIO(b"\xff"), "utf-8")):
         monkeypatch.setattr("sys.stdin", held)
         line = refused(*args, "-")
@@ -393,19 +414,19 @@ def test_standard_input_may_be_the_prompt(outpace, refused, monkeypatch):
 
 def test_flags_of_a_request_reach_it(outpace):
     args = ("generate", "tiny-aux", STORY, "--max-tokens", "96")
-    _, free, _ = outpace(*args, "--logprobs")
+    _, free, err = outpace(*args, "--logprobs")
     tokens = re.findall(r"^ +-?\d+\.\d{4} +(\d+)", free, re.MULTILINE)
-    assert "(stop)" in free
+    assert "(stop)" in err
     for flags, message in (
         (("--stop-id", tokens[7]), f"{tokens.index(tokens[7])} tokens in"),
         (("--ignore-eos",), "96 tokens in"),
         (("--ignore-eos", "--stop", "a"), "(stop)"),
         (("--min-tokens", "96"), "(length)"),
     ):
-        assert message in outpace(*args, *flags)[1]
+        assert message in outpace(*args, *flags)[2]
     for flags in (("--logit-bias", f"{tokens[0]}=-9999"), ("--repetition-penalty", "9")):
-        assert outpace(*args, *flags)[1].partition("tokens in")[0] != free.partition("\n ")[0]
-    assert re.match(r"[0-9]{3}!\n", outpace(*args, "--regex", "[0-9]{3}!")[1])
+        assert outpace(*args, *flags)[1].rstrip() != free.partition("\n ")[0]
+    assert re.fullmatch(r"[0-9]{3}!\n", outpace(*args, "--regex", "[0-9]{3}!")[1])
     assert "96 tokens in" in outpace("trace", *args[1:], "--ignore-eos")[1]
 
 

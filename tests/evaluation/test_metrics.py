@@ -88,3 +88,28 @@ def test_ratio_error_equals_spread() -> None:
 def test_front() -> None:
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
     assert metrics.pareto_front(points) == [0, 1, 3, 4]
+
+
+def copies(*passes: tuple[int, int, float]) -> Output:
+    """An answer after a prompt's pass; each pass has rows, tokens and seconds."""
+    steps = [Step("target", 0, rows, rows, tokens, seconds) for rows, tokens, seconds in passes]
+    return output(Step("target", 0, 9, 9, 1, 7.0), *steps, tokens=1 + sum(p[1] for p in passes))
+
+
+PLAIN, LONG = (1, 1, 0.1), (5, 5, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "speed"),
+    [
+        (copies(*[PLAIN] * 8, LONG), 13 * 0.1 / 1.0),
+        (copies(*[PLAIN] * 8, (5, 1, 0.2)), 9 * 0.1 / 1.0),
+        (copies(*[PLAIN] * 7, LONG), None),
+        (copies(*[PLAIN] * 9), None),
+        (SPECULATIVE, None),
+        (DIFFUSION, None),
+        (output(tokens=0), None),
+    ],
+)
+def test_speed_over_plain_is_measured_or_none(answer: Output, speed: float | None) -> None:
+    assert metrics.speed_over_plain(answer) == (speed and pytest.approx(speed))

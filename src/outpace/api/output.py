@@ -210,11 +210,27 @@ class Output:
         return 0 if self.prompt_step is None else self.prompt_step.cached
 
     @property
+    def has_prefill(self) -> bool:
+        """Whether the first forward only reads the prompt: it has no holes."""
+        return self.holes is None and bool(self.steps) and not self.steps[0].holes
+
+    @property
+    def tokens_after_prefill(self) -> int:
+        """Tokens after the prompt's forward, with an end that took a forward alone."""
+        begin = [number for number, step in enumerate(self.steps) if step.model == "target"][1:2]
+        first = sum(step.committed for step in self.steps[: begin[0] if begin else None])
+        has_end = self.finish_reason == "stop" and not self.steps[-1].committed
+        return max(self.chosen - first, 0) + has_end
+
+    @property
     def figures(self) -> str:
-        """One line of decoding statistics."""
+        """One line of decoding statistics; it counts the prompt's forward and its token apart."""
+        forwards, rate = f"{self.forwards} forwards", self.tokens_per_forward
+        if self.has_prefill and self.forwards > 1:
+            forwards = f"{self.forwards - 1} forwards after the prompt's"
+            rate = self.tokens_after_prefill / (self.forwards - 1)
         return (
-            f"{self.chosen} tokens in {self.forwards} forwards: "
-            f"{self.tokens_per_forward:.2f} tokens per forward, "
+            f"{self.chosen} tokens in {forwards}: {rate:.2f} tokens per forward, "
             f"{self.tokens_per_second:.0f} tokens per second ({self.finish_reason})"
         )
 

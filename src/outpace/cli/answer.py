@@ -16,7 +16,7 @@ from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.cli.draw import (
     console,
-    replace_control,
+    print_piece,
     replace_file,
     show_infilled,
     show_pieces,
@@ -40,9 +40,10 @@ from outpace.cli.flags import (
     StopFlags,
     read_prompt,
 )
-from outpace.cli.terminal import CONSOLE_OPTIONS, ProgressBars, show_spinner
+from outpace.cli.terminal import CONSOLE_OPTIONS, ProgressBars, error_console, show_spinner
 from outpace.errors import OptionError
 from outpace.evaluation.answers import answer_file
+from outpace.evaluation.metrics import speed_over_plain
 from outpace.methods import Method
 
 
@@ -56,6 +57,7 @@ def generate(
     batch: BatchFlag = 64,
     n: Annotated[int, Option("--n", help="Number of answers, with consecutive seeds.")] = 1,
     logprobs: LogprobsFlag = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print the answer without figures.")] = False,
     sampling: SamplingFlags = SAMPLING_FLAGS,
     stops: StopFlags = STOP_FLAGS,
     prompt_flags: PromptFlags = PROMPT_FLAGS,
@@ -71,7 +73,10 @@ def generate(
     With --fill, holes in a text are filled: {{8}} is a hole of 8 tokens, {{..8}} of at most 8, and
     {{8:[0-9]+}} must match a regular expression. If a prompt is also given, the text is
     treated as the answer to it.
+
+    Answers are on standard output, and figures on standard error.
     """
+    notes = Console(quiet=True) if quiet else error_console
     if fill is not None and (input is not None or output is not None or n != 1):
         raise OptionError("fill", fill, "--fill cannot be combined with --input, --output or --n")
     has_prompt = prompt is not None or fill is not None
@@ -90,42 +95,52 @@ def generate(
     check_options(options)
     if input is not None and output is not None:
         llm = load_flags.open_model(model, method)
-        return answer_prompt_file(llm, input, output, batch, options)
+        return answer_prompt_file(llm, input, output, batch, options, notes)
     llm = load_flags.open_model(model, method, max_sequences=min(n, 256))
     question = None if text is None else prompt_flags.build_prompt(llm, text, raw=raw)
     if cloze is not None:
         answer = llm.fill(cloze, prompt=question, **options)
         show_infilled(console, cloze, answer)
-        show_figures(llm, answer)
+        show_logprobs(llm, answer)
+        print_figures(notes, answer.figures)
     elif question is not None:
-        show_answers(llm, question, n, options)
+        show_answers(llm, question, n, options, notes)
 
 
-def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
-    """Stream one answer, or print several when all are complete, each with its figures."""
+def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options, notes: Console) -> None:
+    """Stream one answer, or print several when all are complete; their figures are notes."""
     if n == 1:
         stream = llm.stream(prompt, **options)
         show_pieces(console, stream)
         assert stream.output is not None
-        show_figures(llm, stream.output)
+        show_logprobs(llm, stream.output)
+        gain = speed_over_plain(stream.output)
+        measured = "" if gain is None else f", {gain:.2f} × over one token per forward"
+        print_figures(notes, stream.output.figures + measured)
         return
     with show_spinner(f"{n} answers"):
         (outputs,) = llm.generate(prompt, n=n, **options)
     for seed, output in enumerate(outputs, options.get("seed", 0)):
-        console.print(f"seed {seed}", style="bold underline")
-        console.print(replace_control(output.text), soft_wrap=True)
-        show_figures(llm, output)
+        notes.print(f"seed {seed}", style="bold underline")
+        print_piece(console, f"{output.text}\n")
+        show_logprobs(llm, output)
+        print_figures(notes, output.figures)
 
 
-def show_figures(llm: LLM, output: Output) -> None:
+def print_figures(notes: Console, line: str) -> None:
+    notes.print(line, style="dim", soft_wrap=True)
+
+
+def show_logprobs(llm: LLM, output: Output) -> None:
     for token, logprob in zip(output.ids, output.logprobs or (), strict=False):
         console.print(f"{logprob:9.4f}  {token:6}  {llm.text.decode([token])!r}", soft_wrap=True)
     for text, logprob in (output.choice_logprobs or {}).items():
         console.print(f"{logprob:9.4f}  {text!r}", soft_wrap=True)
-    console.print(output.figures, style="dim", soft_wrap=True)
 
 
-def answer_prompt_file(llm: LLM, source: Path, target: Path, batch: int, options: Options) -> None:
+def answer_prompt_file(
+    llm: LLM, source: Path, target: Path, batch: int, options: Options, notes: Console
+) -> None:
     began, written = time.perf_counter(), 0
     with ProgressBars() as shown:
         bar = shown.add_task("answers")
@@ -138,7 +153,7 @@ def answer_prompt_file(llm: LLM, source: Path, target: Path, batch: int, options
         count = answer_file(llm, source, target, batch=batch, progress=update_bar, **options)
     seconds = time.perf_counter() - began
     speed = f"{written} tokens in {seconds:.1f} s, {written / seconds:.0f} tokens per second"
-    console.print(f"{count} answers in {target}: {speed}", style="dim", soft_wrap=True)
+    print_figures(notes, f"{count} answers in {target}: {speed}")
 
 
 def trace(

@@ -68,7 +68,18 @@ def load_command(words: Sequence[str]) -> Any:
         else:
             parent.command(name)(command)
     app.add_typer(benchmarks, name="benchmark")
-    return get_command(app)
+    built = get_command(app)
+    unwrap_help(built)
+    return built
+
+
+def unwrap_help(command: Any) -> None:
+    """Join the lines of paragraphs in all help texts, which only the terminal is to wrap."""
+    if command.help:
+        paragraphs = command.help.split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    for each in getattr(command, "commands", {}).values():
+        unwrap_help(each)
 
 
 def import_command(path: str, words: Sequence[str]) -> Callable[..., None] | Typer:

@@ -278,7 +278,7 @@ class ChatSession:
         finally:
             console.print()
         with suppress(KeyboardInterrupt):  # too late to stop the answer, which is kept
-            console.print(turn.figures, style="dim", soft_wrap=True)
+            error_console.print(turn.figures, style="dim", soft_wrap=True)
         if turn.output is None or not turn.output.text:
             return None
         self.last_turn = turn

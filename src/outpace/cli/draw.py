@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -99,12 +100,6 @@ def cell_style(state: int) -> str:
     return ("", "dim", f"bold {step_colour(1)}", step_colour(0), "dim")[state]
 
 
-def colour_pieces(pieces: Iterable[str]) -> Iterator[Text]:
-    return (
-        Text(replace_control(piece), style=step_colour(step)) for step, piece in enumerate(pieces)
-    )
-
-
 class AnswerPainter:
     """Colours a growing answer: thoughts are dim, and text has the colour of its forward."""
 
@@ -128,21 +123,32 @@ def replace_control(text: str) -> str:
     return text.translate(CONTROL_PICTURES)
 
 
+def print_piece(console: Console, piece: str, style: str = "") -> None:
+    """Print a piece of an answer: coloured at a terminal, otherwise byte for byte.
+
+    Rich expands tabs, and a program may read the answer.
+    """
+    shown = (
+        Text(replace_control(piece), style) if console.is_terminal else Segments([Segment(piece)])
+    )
+    console.print(shown, end="", soft_wrap=True)
+
+
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
-    for piece in colour_pieces(pieces):
-        console.print(piece, end="", soft_wrap=True)
+    for step, piece in enumerate(pieces):
+        print_piece(console, piece, step_colour(step))
     console.print()
 
 
 def show_infilled(console: Console, cloze: InfillParts, output: Output) -> None:
-    line, holes = Text(), enumerate(output.holes or ())
+    holes = enumerate(output.holes or ())
     for part in cloze:
         if isinstance(part, str):
-            line.append(part)
+            print_piece(console, part)
         else:
             number, text = next(holes)
-            line.append(replace_control(text), style=step_colour(number))
-    console.print(line, soft_wrap=True)
+            print_piece(console, text, step_colour(number))
+    console.print()
 
 
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -108,6 +109,26 @@ def first_text_seconds(output: Output) -> float:
         if step.committed:
             break
     return seconds
+
+
+MIN_PLAIN_PASSES = 8
+"""Plain passes of an answer from which the time of a plain pass is known."""
+
+
+def speed_over_plain(output: Output) -> float | None:
+    """Return the speed of an answer relative to one token per forward, after the prompt's.
+
+    The time of a plain pass is the median of those in the same answer. None with fewer than
+    `MIN_PLAIN_PASSES` of them, without other passes, and with a second model, whose passes slow
+    the plain ones that follow.
+    """
+    if not output.has_prefill or output.draft_forwards:
+        return None
+    steps = output.steps[1:]
+    plain = [step.seconds for step in steps if step.rows == 1]
+    if not MIN_PLAIN_PASSES <= len(plain) < len(steps):
+        return None
+    return output.tokens_after_prefill * statistics.median(plain) / sum(s.seconds for s in steps)
 
 
 def percentiles(values: Sequence[float], digits: int) -> dict[str, float]:
