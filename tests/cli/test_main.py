@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from outpace.benchmark.side import Side
 from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
 from outpace.cli import app
 from outpace.cli.flags import LoadFlags
@@ -21,14 +22,15 @@ from outpace.cli.flags import LoadFlags
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
 
-def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
+def test_generate_streams_an_answer_and_one_line_of_statistics(outpace, monkeypatch):
     words = ("generate", "tiny-aux", STORY, "--max-tokens", "96")
     status, out, err = outpace(*words)
     assert status == 0 and out.rstrip().rpartition("#### ")[2].isdigit()
     figures = r"\d+ tokens in \d+ forwards after the prompt's: [\d.]+ tokens per forward, "
-    assert re.match(rf"{figures}.*, [\d.]+ × over one token per forward\n$", err)
+    assert re.match(rf"{figures}.*\n$", err)
     assert outpace(*words, "--quiet") == (0, out, "")
-    assert " over " not in outpace(*words, "--method", "autoregressive")[2]
+    monkeypatch.setattr("outpace.cli.answer.speed_over_plain", lambda output: 1.2)
+    assert outpace(*words)[2].endswith(", 1.20 × over one token per forward\n")
 
 
 def test_generate_takes_the_flags_of_its_method(outpace):
@@ -147,6 +149,23 @@ def test_race_compares_methods_on_the_same_problems(outpace):
     assert "left_to_right tokens=4" in out and "ratio=0.5" in out and "accuracy" in out
 
 
+def test_race_takes_turns(outpace, tmp_path, monkeypatch):
+    order, answer_questions = [], Side.answer_questions
+    monkeypatch.setattr(
+        Side,
+        "answer_questions",
+        lambda side, asked: [order.append(side.entry.line), *answer_questions(side, asked)][1:],
+    )
+    words = ("race", "How many?", "--entry", "tiny-aux", "--max-tokens", 4, "--rounds", 3)
+    status, out, err = outpace(*words, "--json", tmp_path / "a.json")
+    assert status == 0, err
+    plain, usual = "tiny-aux autoregressive", "tiny-aux lookup"
+    assert order == [plain, usual, usual, plain, plain, usual]
+    written = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert [each["problems"] for each in written] == [3, 3] and "accuracy" not in out
+    assert "auto" in out and written[1]["faster"]["ratio"] > 0
+
+
 def test_data_are_answers_of_the_model(outpace, tmp_path):
     prompts, folder = tmp_path / "prompts.txt", tmp_path / "data"
     prompts.write_text(f"{STORY}\n{STORY}\nHow many?\n")
@@ -237,7 +256,7 @@ INVALID = [
     ("evaluate tiny-aux --data x --judge mood", "mood"),
     ("evaluate tiny-aux --data absent.jsonl", "absent.jsonl"),
     ("report absent.json", "absent.json"),
-    ("race x --entry tiny-aux", "MODEL METHOD"),
+    ("race x --rounds 0", "rounds"),
     ("chat tiny-aux --temperature nan", "temperature"),
     ("train absent.toml", "absent.toml"),
     ("train tiny-ar steps=1.5", "steps"),

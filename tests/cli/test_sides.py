@@ -33,6 +33,25 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
+@pytest.mark.parametrize("name", ["mine.txt", "mine.jsonl"])
+def test_prompts_compare_the_default_with_one_token_per_forward(outpace, tmp_path, name):
+    prompts, path = tmp_path / name, tmp_path / "a.json"
+    texts = ["How many?\n", "\n", "Tom has 5 bags.\n"]
+    lines = (json.dumps({"prompt": text.strip()}) + "\n" for text in texts if text.strip())
+    prompts.write_text("".join(texts if name.endswith(".txt") else lines))
+    status, out, err = outpace(
+        *("benchmark", "methods", "tiny-aux", "--prompts", prompts, "--rounds", 3),
+        *("--max-tokens", 9, "--ignore-eos", "--temperature", 0, "--json", path),
+    )
+    assert status == 0, err
+    assert "accuracy" not in out and "per CPU s" in out and "× wall" in out and "auto" in out
+    plain, usual = json.loads(path.read_text())["results"]
+    assert (plain["line"], usual["line"]) == ("tiny-aux autoregressive", "tiny-aux lookup")
+    assert plain["accuracy"] is None and plain["problems"] == 4  # each of two prompts as often
+    assert usual["faster"]["ratio"] > 0 and usual["faster_wall"]["ratio"] > 0
+    assert usual["is_auto"] and not plain["is_auto"]
+
+
 def test_lengths_are_those_of_the_protocol_within_the_context(outpace, tmp_path):
     protocol, data, path = (tmp_path / name for name in ("mine.toml", "test.jsonl", "a.json"))
     text = "[tasks.gsm8k]\ntemplate = '{question}'\nmax_tokens = 4096\ncanvas = 12\n"
@@ -61,6 +80,11 @@ def test_lengths_are_those_of_the_protocol_within_the_context(outpace, tmp_path)
         (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length"),
         (("tiny-ar autoregressive", "--task", "chess"), "chess"),
         (("tiny-ar d2f",), "D2F"),
+        (("tiny-block",), "MODEL METHOD"),
+        (("tiny-aux", "--prompts", "absent"), "absent"),
+        (("tiny-aux", "--prompts", "/dev/null", "--task", "story"), "--task"),
+        (("tiny-aux", "--prompts", __file__, "--limit", "0"), "limit"),
+        (("tiny-aux", "--prompts", __file__), "test_sides.py:1"),
     ],
 )
 def test_invalid_words_are_named_in_one_line(refused, words, name, tmp_path):

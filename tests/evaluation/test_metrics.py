@@ -102,10 +102,11 @@ PLAIN, LONG = (1, 1, 0.1), (5, 5, 0.2)
 @pytest.mark.parametrize(
     ("answer", "speed"),
     [
-        (copies(*[PLAIN] * 8, LONG), 13 * 0.1 / 1.0),
-        (copies(*[PLAIN] * 8, (5, 1, 0.2)), 9 * 0.1 / 1.0),
-        (copies(*[PLAIN] * 7, LONG), None),
-        (copies(*[PLAIN] * 9), None),
+        (copies(*[PLAIN, LONG] * 8), 48 * 0.1 / 2.4),
+        (copies(*[PLAIN, (5, 1, 0.2)] * 8), 16 * 0.1 / 2.4),
+        (copies(*[PLAIN, LONG] * 7), None),
+        (copies(*[PLAIN] * 99), None),
+        (copies(*[PLAIN, LONG, (1, 1, 0.2)] * 8), None),
         (SPECULATIVE, None),
         (DIFFUSION, None),
         (output(tokens=0), None),

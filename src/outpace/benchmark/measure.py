@@ -16,7 +16,7 @@ from outpace.api.chat_template import Message
 from outpace.benchmark.client import Client, RequestBody, explain_error
 from outpace.benchmark.load_figures import LoadFigures, RequestRecord, compute_figures
 from outpace.errors import must
-from outpace.evaluation.answers import read_prompts
+from outpace.evaluation.data_set import read_prompt_file
 from outpace.evaluation.run import questions_of
 
 SendRequest = Callable[[RequestBody], Coroutine[Any, Any, None]]
@@ -139,7 +139,7 @@ def load_prompts(path: Path | None, count: int, seed: int) -> list[WorkloadPromp
             str(question.prompt) for question in questions_of("story", min(count, MAX_PROBLEMS))
         ]
     else:
-        prompts = read_prompts(path)
+        prompts = read_prompt_file(path)
     random.Random(seed).shuffle(prompts)
     return prompts
 

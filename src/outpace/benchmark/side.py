@@ -31,7 +31,9 @@ from outpace.evaluation.samples import (
     resume_samples,
 )
 from outpace.jsonl import JsonRecord
+from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
+from outpace.methods.options import method_options
 
 
 def prompts_of_length(llm: LLM, questions: Sequence[Question], length: int) -> list[Question]:
@@ -170,12 +172,13 @@ def alternate_turns(
     rounds: int,
     *,
     samples: Path | None = None,
+    warm_up: bool = True,
     progress: Callable[[Side], None] = lambda side: None,
 ) -> Iterator[int]:
     """Run the sides' turns in alternating order; yield the number of complete rounds.
 
     Each round uses a part of the questions, of which all sides have equally many. Before its first
-    turn, each side answers a warm-up batch. `samples` is a folder that stores the turns, from
+    turn, each side answers a batch as `warm_up`. `samples` is a folder that stores the turns, from
     which an interrupted run resumes.
 
     Raises:
@@ -184,7 +187,7 @@ def alternate_turns(
     check_rounds(len(sides[0].questions), rounds, max(side.load.batch for side in sides))
     with ExitStack() as stack:
         stored = [stack.enter_context(open_turns(side, rounds, samples)) for side in sides]
-        warm: set[int] = set()
+        warm = set() if warm_up else {*range(len(sides))}
         for number, part in enumerate(split_questions(len(sides[0].questions), rounds)):
             for index in range(len(sides))[:: -1 if number % 2 else 1]:
                 side, before = sides[index], stored[index]
@@ -230,6 +233,7 @@ def summarise_sides(sides: Sequence[Side], rounds: int) -> list[SideFigures]:
             {
                 **scored_figures(side, rounds),
                 "faster": relative_speed(side, first, rounds, clock),
+                "faster_wall": relative_speed(side, first, rounds, "wall"),
                 "clock": clock,
             }
         )
@@ -264,11 +268,17 @@ def scored_figures(side: Side, rounds: int) -> SideFigures:
     }
 
 
+def has_auto_length(method: Method) -> bool:
+    """Return whether the speed of passes sets the draft length, and so the tokens per forward."""
+    return any(getattr(method, option) == "auto" for option in method_options(type(method)))
+
+
 def sweep_figures(side: Side) -> SideFigures:
     outputs = [output for turn in side.turns for output in turn.outputs]
     return {
         "line": side.entry.line,
         "setting": side.entry.setting,
+        "is_auto": has_auto_length(side.entry.method),
         "max_tokens": side.options["max_tokens"],
         "prompt_length": side.load.prompt_length,
         "prompt_tokens": round(statistics.fmean(output.prompt_tokens for output in outputs), 1),

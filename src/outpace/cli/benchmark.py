@@ -14,7 +14,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from outpace.cli.draw import console, replace_file
-from outpace.cli.flags import MaxTokensFlag, SeedFlag, TemperatureFlag
+from outpace.cli.flags import PROMPT_FILE_HELP, MaxTokensFlag, SeedFlag, TemperatureFlag
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.provenance import provenance_record
@@ -38,7 +38,7 @@ class WorkloadFlags:
 
     endpoint: Annotated[str, Option(help="Endpoint: chat or completions.")] = "chat"
     prompts: Annotated[
-        Path | None, Option(help="JSON lines with prompt or messages; story problems by default.")
+        Path | None, Option(help=f"{PROMPT_FILE_HELP}; story problems by default.")
     ] = None
     max_tokens: MaxTokensFlag = 128
     temperature: TemperatureFlag = None

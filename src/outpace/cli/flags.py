@@ -52,6 +52,8 @@ LimitFlag = Annotated[int, Option(help="Number of problems.")]
 BatchFlag = Annotated[int, Option(help="Number of concurrent requests.")]
 JsonFlag = Annotated[Path | None, Option("--json", help="Write the figures to this file, as JSON.")]
 
+PROMPT_FILE_HELP = "File of prompts: JSON lines, or .txt with one per line"
+
 FillFlag = Annotated[
     str | None, Option("--fill", help="Text with holes to fill, such as {{8}} or {{..8}}.")
 ]

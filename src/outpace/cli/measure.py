@@ -14,6 +14,7 @@ from typer import Argument, Option
 from outpace.api.codec import validate_text
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
+from outpace.benchmark.side import RequestLoad, Side
 from outpace.cli.draw import console, replace_file, report_table, show_pieces, show_truncated
 from outpace.cli.flags import (
     LOAD_FLAGS,
@@ -31,7 +32,8 @@ from outpace.cli.flags import (
     TemplateFlag,
     read_prompt,
 )
-from outpace.cli.options import format_entry, parse_method, split_entry
+from outpace.cli.options import format_entry, parse_entries
+from outpace.cli.sides import check_complete, measure_sides
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
@@ -129,10 +131,6 @@ RACE_ENTRIES = (
     "tiny-d2f d2f add=0.5 confidence=0.98",
 )
 
-RACE_CAPTION = (
-    "Tokens per forward: gain of the method. Tokens per second: resulting speed on this machine."
-)
-
 RACE_SAMPLING = SamplingFlags(max_tokens=128, temperature=0.0)
 
 
@@ -141,77 +139,70 @@ def race(
         str | None, Argument(help="The prompt, or - for standard input; by default story problems.")
     ] = None,
     entry: Annotated[
-        list[str] | None, Option(help="'MODEL METHOD option=value …'; repeat for each entry.")
+        list[str] | None,
+        Option(help="'MODEL METHOD option=value …', or MODEL alone; repeat for each entry."),
     ] = None,
     limit: LimitFlag = 25,
+    rounds: Annotated[int, Option(help="Number of turns per entry, in alternating order.")] = 5,
     sampling: SamplingFlags = RACE_SAMPLING,
     stops: StopFlags = STOP_FLAGS,
     template: TemplateFlag = None,
     load_flags: LoadFlags = LOAD_FLAGS,
     json_path: JsonFlag = None,
 ) -> None:
-    """Compare methods on the same prompts: answers coloured by forward, then a table.
+    """Compare methods on the same prompts: answers coloured by forward, then a table of turns.
 
     Without a prompt, the methods solve held-out story problems, and the table includes accuracy.
+    The last column is the median over the turns of the speed relative to the first entry.
     """
     options = sampling.options() | stops.options() | PromptFlags(template=template).options()
     check_options(options)
-    prompt = None if prompt is None else read_prompt(prompt)
+    check_at_least_one(rounds=rounds)
+    prompt = None if prompt is None else validate_text("prompt", read_prompt(prompt))
+    questions = questions_of("story", limit)
+    if prompt is not None:
+        questions = [Question(prompt, None, "none")] * rounds
+    rounds = min(rounds, len(questions))
     with replace_file(json_path) as file:
-        racers = open_racers(entry or RACE_ENTRIES, load_flags)
-        reports = run_race(racers, prompt, limit, options)
-        console.print()
-        console.print(report_table(reports, scored=prompt is None))
-        show_truncated([report.to_record() for _, report in reports])
+        sides = open_racers(entry or RACE_ENTRIES, load_flags, questions, options)
+        show_answers(sides)
+        results = measure_sides(sides, rounds, file, warm_up=False)
+        show_truncated(results)
         if prompt is None:
             note = f"{limit} held-out story problems (not GSM8K), one at a time"
             console.print(note, style="dim")
-        console.print(RACE_CAPTION, style="dim")
-        write_report(file, [report for _, report in reports])
+    check_complete(sides, rounds)
 
 
-Racers = dict[str, tuple[LLM, Method]]
-"""Model and method of each entry."""
+def open_racers(
+    entries: Sequence[str], load_flags: LoadFlags, questions: Sequence[Question], options: Options
+) -> list[Side]:
+    """Load the models of all entries; raises `ValueError` for a bad one before any runs."""
+    parsed = [each for text in entries for each in parse_entries(text, load_flags.adapter)]
+    llms = load_flags.open_models((each.model, each.method) for each in parsed)
+    task = "" if questions[0].reference is None else "story"
+    load = RequestLoad(batch=1, max_tokens=options["max_tokens"])
+    return [
+        Side(
+            entry=each,
+            llm=llms[each.model],
+            load=load,
+            questions=questions,
+            options=options | Options(method=each.method),
+            task=task,
+        )
+        for each in parsed
+    ]
 
 
-def run_race(
-    racers: Racers, prompt: str | None, limit: int, options: Options
-) -> list[tuple[str, EvaluationReport]]:
-    """Show the answer of each entry, and report on that prompt or on story problems."""
-    questions = questions_of("story", limit)
-    first = questions[0].prompt if prompt is None else validate_text("prompt", prompt)
+def show_answers(sides: Sequence[Side]) -> None:
+    """Show the answer of each entry to the first question, which warms it up."""
+    first = sides[0].questions[0].prompt
     console.print(first, style="bold")
-    reports: list[tuple[str, EvaluationReport]] = []
-    for title, (llm, method) in racers.items():
-        options["method"] = method
-        if prompt is not None:
-            llm.generate(first, **options)  # warm-up; an evaluation has its own
-        console.print(f"\n{title}", style="bold underline")
-        stream = llm.stream(first, **options)
-        show_pieces(console, stream)
-        if prompt is None:
-            reports.append((title, run_evaluation(llm, questions, {"task": "story"}, 1, options)))
-        else:
-            assert stream.output is not None
-            seconds = stream.output.seconds
-            report = EvaluationReport(
-                task="", model=llm.name, method=repr(method), batch=1, seconds=seconds
-            )
-            report.add_answer(stream.output, None)
-            reports.append((title, report))
-    return reports
-
-
-def open_racers(entries: Sequence[str], load_flags: LoadFlags) -> Racers:
-    """Load model and method of all entries; raises `ValueError` for a bad one before any runs."""
-    parsed = {text: parse_entry(text) for text in entries}
-    llms = load_flags.open_models(parsed.values())
-    return {text: (llms[model], method) for text, (model, method) in parsed.items()}
-
-
-def parse_entry(text: str) -> tuple[str, Method]:
-    model, name, options = split_entry(text)
-    return model, parse_method(name, options)
+    for side in sides:
+        console.print(f"\n{side.entry.name}", style="bold underline")
+        show_pieces(console, side.llm.stream(first, **side.options))
+    console.print()
 
 
 def run_evaluation(

@@ -11,8 +11,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import Option
 
 from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
+from outpace.checkpoints.load import target_config
+from outpace.engine.pairing import MethodSelector
 from outpace.errors import OptionError
-from outpace.methods import METHODS, Method
+from outpace.methods import METHODS, Autoregressive, LeftToRight, Method
 from outpace.methods.options import (
     AUTO_METHOD,
     make_method,
@@ -56,14 +58,31 @@ def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
     return model, *split_method_words(method)
 
 
-def parse_entries(text: str) -> list[MethodEntry]:
-    """Parse `MODEL METHOD option=value …`, where commas separate the values of a sweep."""
+def parse_entries(text: str, adapter: str | None = None) -> list[MethodEntry]:
+    """Parse `MODEL METHOD option=value …`, where commas separate the values of a sweep.
+
+    `MODEL` alone is one token per forward, and the default method of the model with `adapter`.
+    """
+    if text.strip() and " " not in text.strip():
+        return plain_and_default(text.strip(), adapter)
     model, name, options = split_entry(text)
     kind = open_method(name)
     values = {
         o: [parse_options(kind, {o: each})[o] for each in t.split(",")] for o, t in options.items()
     }
     return expand_entries(model, kind, values)
+
+
+def plain_and_default(model: str, adapter: str | None) -> list[MethodEntry]:
+    config = target_config(model, adapter=adapter)
+    plain = [kind() for kind in (Autoregressive, LeftToRight) if config.kind in kind.target_kinds]
+    methods = dict.fromkeys([*plain, MethodSelector(None, model, config).default])
+    if len(methods) != 2:
+        raise ValueError(
+            f"{model!r} has no default method to compare with one token per forward: "
+            "write 'MODEL METHOD option=value …'"
+        )
+    return [MethodEntry(model=model, method=m, line=format_entry(model, m)) for m in methods]
 
 
 def method_texts(method: Method) -> tuple[str, dict[str, str]]:

@@ -292,7 +292,8 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
         caching.check_methods([(plan.judge, Autoregressive())])
     sides: list[Side] = []
     for together in split_by_memory(entries, loading):
-        added = list(build_sides(together, loads, part.asking, part.questions, caching, paths))
+        asking, setting = part.asking, part.asking.load_setting()
+        added = list(build_sides(together, loads, asking, part.questions, caching, setting, paths))
         sides += added
         _, interrupted = run_rounds(added, plan.rounds, samples)
         if interrupted:
@@ -327,7 +328,8 @@ def add_likelihoods(
     """Add the log-likelihood per token of each side's answers by the judge of the scale."""
     assert part.plan.judge is not None
     entry = MethodEntry(model=part.plan.judge, method=Autoregressive(), line="judge")
-    (judge,) = build_sides([entry], LoadGrid(), part.asking, part.questions, loading)
+    asking, setting = part.asking, part.asking.load_setting()
+    (judge,) = build_sides([entry], LoadGrid(), asking, part.questions, loading, setting)
     asked = RequestOptions.of(judge.options)
     prompts = [judge.llm.text.encode_request(q.prompt, asked)[0] for q in part.questions]
     for side, figures in zip(sides, found, strict=True):

@@ -23,15 +23,24 @@ from outpace.benchmark.side import (
     prompts_of_length,
     summarise_sides,
 )
-from outpace.cli.benchmark import parse_numbers
+from outpace.cli.benchmark import format_number, parse_numbers
 from outpace.cli.draw import console, replace_file, show_truncated
-from outpace.cli.flags import LOAD_FLAGS, JsonFlag, LimitFlag, LoadFlags, SeedFlag, TemperatureFlag
+from outpace.cli.flags import (
+    LOAD_FLAGS,
+    PROMPT_FILE_HELP,
+    JsonFlag,
+    LimitFlag,
+    LoadFlags,
+    SeedFlag,
+    TemperatureFlag,
+)
 from outpace.cli.options import parse_entries
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.evaluation.compare import result_title
-from outpace.evaluation.protocol import Question, find_setting
+from outpace.evaluation.data_set import read_prompt_file
+from outpace.evaluation.protocol import Question, Setting, find_setting
 from outpace.evaluation.run import resolve_options
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -40,6 +49,14 @@ from outpace.provenance import provenance_record
 COUNTING_NOTE = (
     "output tokens of the answers, without prompts; each side first answered one warm-up batch"
 )
+
+
+AUTO_NOTE = (
+    "auto: the draft length follows the measured time of passes, and tokens per forward follow it"
+)
+
+PROMPT_SETTING = Setting(task="", score="none", max_tokens=256)
+"""Setting of prompts without reference answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +106,15 @@ LOAD_GRID = LoadGrid()
 
 def benchmark_methods(
     entries: Annotated[
-        list[str], Argument(help="'MODEL METHOD option=value …'; commas sweep an option.")
+        list[str],
+        Argument(
+            help="'MODEL METHOD option=value …'; commas sweep an option. MODEL alone is one token "
+            "per forward, and the model's default method."
+        ),
     ],
+    prompts: Annotated[
+        Path | None, Option(help=f"{PROMPT_FILE_HELP}, in place of a task; measures speed only.")
+    ] = None,
     loads: LoadGrid = LOAD_GRID,
     rounds: Annotated[int, Option(help="Number of turns per side, in alternating order.")] = 10,
     task_flags: TaskFlags = TASK_FLAGS,
@@ -109,32 +133,67 @@ def benchmark_methods(
     Ratios are medians over the rounds, relative to the first entry under the same load; CPU time is
     compared if all run on a CPU.
     """
-    contest = [entry for text in entries for entry in parse_entries(text)]
-    questions = task_flags.load_questions(limit)
-    check_rounds(len(questions), rounds, max(parse_counts(loads.batch, "batch")))
+    contest = [e for text in entries for e in parse_entries(text, load_flags.adapter)]
+    batch = max(parse_counts(loads.batch, "batch"))
+    if prompts is None:
+        setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
+    else:
+        setting = task_flags.replace_task("prompts", prompts, PROMPT_SETTING)
+        questions = repeat_prompts(prompts, limit, rounds * batch)
+    check_rounds(len(questions), rounds, batch)
     if png is not None:
         from outpace.benchmark.plots import draw_front
 
-        if loads.prompt_length is not None:
-            message = "--png draws accuracy, which answers to --prompt-length do not have"
+        if loads.prompt_length is not None or prompts is not None:
+            message = "--png draws accuracy, which --prompts and --prompt-length do not measure"
             raise OptionError("png", png, message)
     with replace_file(json_path) as file, replace_file(png) as drawing:
-        sides = list(build_sides(contest, loads, task_flags, questions, load_flags))
-        rounds, interrupted = run_rounds(sides, rounds, samples)
-        if not rounds:
-            raise KeyboardInterrupt
-        results = summarise_sides(sides, rounds)
-        print_names(results)
-        console.print(results_table(results))
+        sides = list(build_sides(contest, loads, task_flags, questions, load_flags, setting))
+        results = measure_sides(sides, rounds, file, samples=samples)
         if not loads.ignore_eos:
             show_truncated(results)
-        if file is not None:
-            details = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTING_NOTE}
-            document = {"provenance": provenance_record(), **details, "results": results}
-            file.write_text(json.dumps(document, indent=2) + "\n")
         if drawing is not None:
             draw_front(results, drawing)
-    if interrupted:
+    check_complete(sides, rounds)
+
+
+def repeat_prompts(path: Path, limit: int, least: int) -> list[Question]:
+    """Return the first `limit` prompts of a file, all as often as `least` questions need."""
+    check_at_least_one(limit=limit)
+    prompts = [Question(prompt, None, "none") for prompt in read_prompt_file(path)[:limit]]
+    return prompts * max(-(-least // len(prompts)), 1)
+
+
+def measure_sides(
+    sides: Sequence[Side],
+    rounds: int,
+    file: Path | None,
+    *,
+    samples: Path | None = None,
+    warm_up: bool = True,
+) -> list[SideFigures]:
+    """Measure sides in turns, print their figures, and write them to a file if there is one.
+
+    After Ctrl-C the figures are those of the complete rounds, if there is any.
+    """
+    done, interrupted = run_rounds(sides, rounds, samples, warm_up=warm_up)
+    if not done:
+        raise KeyboardInterrupt
+    results = summarise_sides(sides, done)
+    print_names(results)
+    console.print(results_table(results))
+    if any(each["is_auto"] for each in results):
+        console.print(AUTO_NOTE, style="dim")
+    if file is not None:
+        details = {"rounds": done, "interrupted": interrupted, "counted": COUNTING_NOTE}
+        document = {"provenance": provenance_record(), **details, "results": results}
+        file.write_text(json.dumps(document, indent=2) + "\n")
+    return results
+
+
+def check_complete(sides: Sequence[Side], rounds: int) -> None:
+    """Raise `KeyboardInterrupt` if Ctrl-C ended the turns."""
+    if any(len(side.turns) < rounds for side in sides):
         raise KeyboardInterrupt
 
 
@@ -152,13 +211,13 @@ def build_sides(
     task_flags: TaskFlags,
     questions: Sequence[Question],
     load_flags: LoadFlags,
+    setting: Setting,
     paths: Mapping[str, str] = {},
 ) -> Iterator[Side]:
     """Yield a side per entry and load; raises `ValueError` before anything runs.
 
     `paths` has the folders of models that are named otherwise in the entries.
     """
-    setting = task_flags.load_setting()
     levels = loads.build_loads()
     loaded = [entry.with_models(paths) for entry in entries]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
@@ -187,11 +246,13 @@ def build_sides(
                 questions=prompts,
                 options=resolve_options(llm, own, prompts, request | Options(method=each.method)),
                 task="" if length else own.task,
-                protocol="" if length else task_flags.protocol,
+                protocol=task_flags.protocol if own.task and not length else "",
             )
 
 
-def run_rounds(sides: Sequence[Side], rounds: int, samples: Path | None) -> tuple[int, bool]:
+def run_rounds(
+    sides: Sequence[Side], rounds: int, samples: Path | None, *, warm_up: bool = True
+) -> tuple[int, bool]:
     """Measure with a progress bar; returns the complete rounds, and whether Ctrl-C interrupted."""
     whole = 0
     with ProgressBars() as shown:
@@ -201,7 +262,10 @@ def run_rounds(sides: Sequence[Side], rounds: int, samples: Path | None) -> tupl
             shown.update(bar, advance=1, description=side.entry.name)
 
         try:
-            for done in alternate_turns(sides, rounds, samples=samples, progress=update_bar):
+            turns = alternate_turns(
+                sides, rounds, samples=samples, warm_up=warm_up, progress=update_bar
+            )
+            for done in turns:
                 whole = done
         except KeyboardInterrupt:
             return whole, True
@@ -223,25 +287,39 @@ def empty_table(results: Sequence[SideFigures], columns: Sequence[str]) -> Table
 
 
 def results_table(results: Sequence[SideFigures]) -> Table:
-    speed = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
-    unit = "CPU s" if results[0]["clock"] == "cpu" else "s"
-    judged = "likelihood" in results[0]
-    quality = "nats\nper token" if judged else "accuracy\n95 %"
-    columns = (quality, "tokens\nper forward", f"tokens\nper {unit}")
-    table = empty_table(results, (*columns, "p50 s\np95 s", "first\ntext s", "faster\n95 %"))
-    for number, each in enumerate(results, 1):
-        error = each["tokens_per_forward_error"]
+    """Build a table with a line per side; only judged answers have a column of quality."""
+    quality = {}
+    if "likelihood" in results[0]:
+        quality = {"nats\nper token": [f"{each['likelihood']:.2f}" for each in results]}
+    elif any(each["accuracy"] is not None for each in results):
+        quality = {"accuracy\n95 %": [format_accuracy(each) for each in results]}
+    has_cpu = results[0]["clock"] == "cpu"
+    speed = "tokens\nper CPU s\nper s" if has_cpu else "tokens\nper s"
+    columns = (*quality, "tokens\nper forward", speed, "p50 s\np95 s", "first\ntext s")
+    table = empty_table(results, (*columns, "faster\n95 %"))
+    for number, each in enumerate(results):
         table.add_row(
-            str(number),
+            str(number + 1),
             *(str(each[key]) for key in varying_columns(results)),
-            f"{each['likelihood']:.2f}" if judged else format_accuracy(each),
-            f"{each['tokens_per_forward']:.2f}" + ("" if error is None else f"\n± {error:.2f}"),
-            f"{each[speed]:.0f}",
+            *(cells[number] for cells in quality.values()),
+            format_rate(each),
+            *([format_speeds(each)] if has_cpu else [format_number(each["tokens_per_second"])]),
             f"{each['latency']['p50']:.3f}\n{each['latency']['p95']:.3f}",
             f"{each['first_text']['p50']:.3f}",
-            format_ratio(each["faster"]),
+            format_ratio(each),
         )
     return table
+
+
+def format_speeds(result: SideFigures) -> str:
+    names = "tokens_per_cpu_second", "tokens_per_second"
+    return "\n".join(format_number(result[name]) for name in names)
+
+
+def format_rate(result: SideFigures) -> str:
+    error = result["tokens_per_forward_error"]
+    lines = [f"{result['tokens_per_forward']:.2f}", "" if error is None else f"± {error:.2f}"]
+    return "\n".join(filter(None, [*lines, "auto" if result["is_auto"] else ""]))
 
 
 def format_accuracy(result: SideFigures) -> str:
@@ -256,8 +334,14 @@ def print_names(results: Sequence[SideFigures]) -> None:
         console.print(f"{number}  {result_title(each)}", soft_wrap=True)
 
 
-def format_ratio(faster: SideFigures | None) -> str:
+def format_ratio(result: SideFigures) -> str:
+    """Format a ratio with its interval; one of CPU time is followed by that of wall time."""
+    faster, wall = result["faster"], result["faster_wall"]
     if faster is None:
         return ""
-    low, high = faster["interval"] or (None, None)
-    return f"{faster['ratio']:.2f} ×" + ("" if low is None else f"\n{low:.2f}–{high:.2f}")
+    lines = [f"{faster['ratio']:.2f} ×"]
+    if faster["interval"] is not None:
+        lines.append("{:.2f}–{:.2f}".format(*faster["interval"]))
+    if result["clock"] == "cpu":
+        lines.append(f"{wall['ratio']:.2f} × wall")
+    return "\n".join(lines)

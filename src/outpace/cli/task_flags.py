@@ -50,6 +50,13 @@ class TaskFlags:
         variables = {**setting.variables, **self.variables()}
         return replace(setting, **changes, variables=variables)
 
+    def replace_task(self, option: str, value: object, setting: Setting) -> Setting:
+        """Return a setting in place of the task's; raises `OptionError` for flags of the task."""
+        if replace(self, template=None) != TASK_FLAGS:
+            message = f"--{option} cannot be combined with --task and related flags"
+            raise OptionError(option, value, message)
+        return self.change_setting(setting)
+
     def variables(self) -> dict[str, Any]:
         """Return the variables of the chat template."""
         return dict(map(parse_variable, self.template or ()))

@@ -184,6 +184,17 @@ def locate_prompts(path: Path) -> Iterator[tuple[str, ChatPrompt]]:
             yield f"{path}:{line}", text.strip()
 
 
+def read_prompt_file(path: Path) -> list[ChatPrompt]:
+    """Return the prompts of JSON lines, or of a `.txt` file with one per line.
+
+    Raises:
+        ValueError: If the file or a line is invalid, or there is no prompt.
+    """
+    if found := [prompt for _, prompt in locate_prompts(path)]:
+        return found
+    raise ValueError(f"prompts: {path} has no prompts; give JSON lines, or .txt with one per line")
+
+
 def make_data(
     llm: LLM,
     fingerprint: Fingerprint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -111,24 +110,28 @@ def first_text_seconds(output: Output) -> float:
     return seconds
 
 
-MIN_PLAIN_PASSES = 8
-"""Plain passes of an answer from which the time of a plain pass is known."""
+MIN_PASSES, MAX_SPREAD = 8, 1.25
+"""Plain and other passes of an answer from which its gain is known, and the ratio of quartiles of
+plain passes above which the machine was too busy."""
 
 
 def speed_over_plain(output: Output) -> float | None:
     """Return the speed of an answer relative to one token per forward, after the prompt's.
 
-    The time of a plain pass is the median of those in the same answer. None with fewer than
-    `MIN_PLAIN_PASSES` of them, without other passes, and with a second model, whose passes slow
-    the plain ones that follow.
+    The time of a plain pass is the mean of those in the same answer. None where too few passes or
+    a busy machine measured it, and with a second model, whose passes slow the plain ones.
     """
     if not output.has_prefill or output.draft_forwards:
         return None
     steps = output.steps[1:]
     plain = [step.seconds for step in steps if step.rows == 1]
-    if not MIN_PLAIN_PASSES <= len(plain) < len(steps):
+    if min(len(plain), len(steps) - len(plain)) < MIN_PASSES:
         return None
-    return output.tokens_after_prefill * statistics.median(plain) / sum(s.seconds for s in steps)
+    low, high = np.quantile(plain, (0.25, 0.75))
+    if not high < MAX_SPREAD * low:
+        return None
+    mean = sum(plain) / len(plain)
+    return output.tokens_after_prefill * mean / sum(step.seconds for step in steps)
 
 
 def percentiles(values: Sequence[float], digits: int) -> dict[str, float]:
