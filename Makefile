@@ -8,18 +8,18 @@ BIN := .venv/bin
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml setup.py $(wildcard src/outpace/*/*.[ch])
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install torch==2.13.0
+	$(BIN)/pip install --editable .
 	touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --editable '.[dev]'
 	touch $@
 
 # Ray, and a release of OpenAI's client beside that of the development extra.
 .venv/nightly: .venv/dev
-	$(BIN)/pip install --quiet --editable '.[dev,ray]'
-	$(BIN)/pip install --quiet --target .venv/openai2 'openai>=2,<3'
+	$(BIN)/pip install --editable '.[dev,ray]'
+	$(BIN)/pip install --target .venv/openai2 'openai>=2,<3'
 	touch $@
 
 demo: .venv/core

@@ -76,7 +76,8 @@ def harness() -> Any:
 def instances(kind: str, *arguments: Any) -> list[Any]:
     from lm_eval.api.instance import Instance
 
-    return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]
+    place = ("stories", None, None)
+    return [Instance(kind, {}, args, number, place) for number, args in enumerate(arguments)]
 
 
 def additions(folder: Path, kind: str, more: str) -> Path:
@@ -166,6 +167,10 @@ def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
         assert again.generate_until(asked) == texts
         assert again.loglikelihood(scored, disable_tqdm=True) == found
         assert len(path.read_text().splitlines()) - before == left
+        figures = again.decoding_figures("stories")
+        assert figures["tokens_per_forward"] > 0
+        assert again.seconds >= json.loads(lines[1])["clock"]
+        assert figures["tokens_per_second"] * again.seconds == pytest.approx(4 * 8)
     with pytest.raises(ValueError, match="seed"):
         harness.OutpaceHarness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
 
@@ -206,6 +211,7 @@ def test_custom_task(
     assert result["accuracy"] is None
     assert result["problems"] == (3 if kind == "generate_until" else 0)
     assert "additions" in printed.out
+    assert ("tokens_per_forward" in printed.out) == (kind == "generate_until")
 
 
 @pytest.mark.nightly

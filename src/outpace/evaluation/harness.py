@@ -25,6 +25,7 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
+from outpace.decoding.sampling_params import is_finite_real
 from outpace.evaluation.likelihood import (
     CausalLikelihood,
     LeftToRightLikelihood,
@@ -84,6 +85,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         self.samples = None if samples is None else Path(samples)
         self.questions: list[str] = []
         self.outputs: list[Output] = []
+        self.outputs_by_task: dict[str, list[Output]] = {}
         self.seconds = 0.0
 
     @property
@@ -132,14 +134,36 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         encoded = [self.encode_request(*request.args) for request in requests]
         keys = [request_key("generate_until", [tokens, options]) for tokens, options in encoded]
         with self.open_samples() as samples:
-            began = time.perf_counter()
+            clocks = (record.get("clock") for record in samples.records.values())
+            self.seconds = max(
+                self.seconds, *(each for each in clocks if is_finite_real(each)), 0.0
+            )
+            began = time.perf_counter() - self.seconds
             for index, output in self.decode_missing(keys, encoded, samples):
-                samples.add_record(keys[index], output_record(output))
-            self.seconds += time.perf_counter() - began
+                self.seconds = time.perf_counter() - began
+                clock = {"clock": self.seconds}
+                samples.add_record(keys[index], {**clock, **output_record(output)})
             outputs = samples.load_outputs(keys)
         self.questions += [request_key("asked", request.args) for request in requests]
         self.outputs += [outputs[each] for each in keys]
+        for request, each in zip(requests, keys, strict=True):
+            self.outputs_by_task.setdefault(str(request.task_name), []).append(outputs[each])
         return [outputs[each].text for each in keys]
+
+    def decoding_figures(self, task: str) -> dict[str, float]:
+        """Return tokens per forward of a task's answers, and per second of those of all tasks.
+
+        Empty for a task without generated answers.
+        """
+        answers = self.outputs_by_task.get(task)
+        if not answers:
+            return {}
+        forwards = sum(answer.forwards for answer in answers)
+        decoded = {id(answer): answer for answer in self.outputs}.values()  # a repetition once
+        return {
+            "tokens_per_forward": sum(len(answer.ids) for answer in answers) / max(forwards, 1),
+            "tokens_per_second": sum(len(answer.ids) for answer in decoded) / self.seconds,
+        }
 
     def encode_request(
         self, context: str, generation_options: Mapping[str, Any]
@@ -271,4 +295,6 @@ def run_tasks(
         bootstrap_iters=0,
         log_samples=False,
     )
+    for task, metrics in results["results"].items():
+        metrics |= harness.decoding_figures(task)
     return {name: results[name] for name in RESULT_KEYS if name in results}
