@@ -128,6 +128,32 @@ def test_race_says_who_was_first(visit, width):
     assert overflow(page) <= 0
 
 
+@pytest.mark.nightly
+def test_page_opens_with_the_default_against_plain(browser):
+    name = "qwen2.5-coder-0.5b-instruct-q4_k_m"
+    with serving("--model", f"{name}=tiny-aux") as process:
+        visit = Visitor(browser, process.url)
+        for width in (375, 1440):
+            page = visit(width=width)
+            expect(page.locator(".method").nth(0)).to_have_value("lookup")
+            expect(page.locator(".method").nth(1)).to_have_value("autoregressive")
+            for link in (page, visit({"mode": "one"}, width=width)):
+                model = link.locator(".model").first
+                expect(model).to_have_value(name)
+                room = model.evaluate(
+                    "e => { const pen = document.createElement('canvas').getContext('2d');"
+                    "pen.font = getComputedStyle(e).font; const style = getComputedStyle(e);"
+                    "return e.clientWidth - parseFloat(style.paddingLeft) "
+                    "- parseFloat(style.paddingRight) - 20 - pen.measureText(e.value).width }"
+                )
+                assert room >= 0  # beside the arrow
+                assert overflow(link) <= 0
+        page.locator("#max_tokens").fill("9")
+        run(page)
+        expect(page.locator("#verdict")).to_be_visible()
+        assert visit.errors == visit.refused == []
+
+
 @pytest.mark.parametrize(
     ("link", "control"),
     [
@@ -286,7 +312,7 @@ def test_holes_are_shown_filled(visit, method):
 def test_key_is_asked_for_and_kept_in_memory(browser):
     with serving("tiny-aux", "--api-key", "secret-key") as process:
         visit = Visitor(browser, process.url)
-        page = visit(ready=False)
+        page = visit({"mode": "one"}, ready=False)
         expect(page.locator("#key-value-error")).to_contain_text("API key")
         expect(page.locator("#key-value")).to_be_focused()
         for given in ("wrong", "secret-key"):
@@ -348,6 +374,11 @@ def test_rendered_answer_has_code_and_lists(visit):
     fake(page, chunk(MARKDOWN))
     run(page)
     assert page.locator(".answer").text_content() == MARKDOWN
+    fenced = "```" + MARKDOWN.split("```")[1] + "```\n"
+    texts = "all => all.map((each) => each.textContent).join('')"
+    assert page.locator(".mono").evaluate_all(texts) == fenced
+    face = "e => getComputedStyle(e).fontFamily"
+    assert "monospace" in page.locator(".mono").first.evaluate(face)
     page.locator(".view").check()
     answer = page.locator(".answer")
     expect(answer.locator("h3")).to_have_text("Sorting & more")
@@ -368,7 +399,7 @@ def test_rendered_answer_has_code_and_lists(visit):
     assert "view=rendered" in page.url
     page.locator(".view").uncheck()
     assert answer.text_content() == MARKDOWN
-    expect(answer.locator(".piece")).to_have_count(1)
+    assert answer.locator(".piece").evaluate_all(texts) == MARKDOWN
 
 
 @pytest.mark.nightly

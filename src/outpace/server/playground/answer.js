@@ -86,11 +86,12 @@ class Answer {
     if (part?.kind !== kind || name) part = this.begin(kind, { name, id });
     part.text += text;
     part.isStale = true;
-    for (const [piece, row] of this.align(text)) this.colour(part.plain, piece, row);
+    for (const [piece, row] of this.align(text))
+      for (const line of piece.split(/(?<=\n)/)) this.colour(part.plain, line, row, this.isCode(part, line));
   }
 
   begin(kind, identity) {
-    const part = { kind, text: "", ...identity, ...PARTS[kind](identity) };
+    const part = { kind, text: "", line: "", isFenced: false, ...identity, ...PARTS[kind](identity) };
     this.foldThoughts();
     this.parts.push(part);
     const canvas = $(".canvas", this.element);
@@ -128,15 +129,26 @@ class Answer {
     return begin < 0 ? [[text, this.row]] : pieces;
   }
 
-  /** Append text of one forward; merges adjacent pieces of the same forward. */
-  colour(element, text, row) {
+  /** Take the next text of a line, up to its end; returns whether it is in a fenced block of code. */
+  isCode(part, text) {
+    part.line += text;
+    const isFence = /^\s*(```|~~~)/.test(part.line), isCode = part.isFenced || isFence;
+    if (text.endsWith("\n")) {
+      if (isFence) part.isFenced = !part.isFenced;
+      part.line = "";
+    }
+    return isCode;
+  }
+
+  /** Append text of one forward; merges adjacent pieces of the same forward and face. */
+  colour(element, text, row, isCode) {
     const before = element.lastElementChild;
-    if (before?.row === row) {
+    if (before?.row === row && before.isCode === isCode) {
       before.append(text);
       return;
     }
     const className = row === GIVEN ? "given" : `piece ${row % 2 ? "odd" : "even"} p${row % 6}`;
-    element.append(make("span", { className, row }, text));
+    element.append(make("span", { className: `${className}${isCode ? " mono" : ""}`, row, isCode }, text));
   }
 
   /** Show texts after the committed ones, which are elements, or nothing. */

@@ -74,7 +74,7 @@ class Lane {
 
   /** Select a model and a method; falls back to the default method. */
   pick(model, method, texts = {}) {
-    this.model.value = model;
+    this.model.value = this.model.title = model;
     const { methods, method: usual } = this.entry;
     this.method.replaceChildren(...Object.keys(methods).map((name) => make("option", { value: name }, name)));
     this.method.value = method in methods ? method : usual;

@@ -14,7 +14,7 @@ form.addEventListener("change", ({ target }) => {
     clear();
     showStatus("Ready.");
     if (racing() && lanes[0].title === lanes[1].title) {
-      const other = defaults(true).find(({ model, method }) => `${method} on ${model}` !== lanes[0].title);
+      const other = defaults().find(({ model, method }) => `${method} on ${model}` !== lanes[0].title);
       if (other) lanes[1].pick(other.model, other.method);
     }
     arrange();

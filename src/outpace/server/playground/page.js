@@ -8,6 +8,18 @@ const WEATHER = JSON.stringify([{ type: "function", function: {
   name: "get_weather", description: "Get the current weather of a city.",
   parameters: { type: "object", properties: { city: { type: "string" }, unit: { enum: ["celsius", "fahrenheit"] } }, required: ["city"] },
 } }]);
+const EDIT = `Rename total to result in this function, and print all of it:
+
+\`\`\`python
+def mean_of_positive(values):
+    """Return the mean of the positive values, or 0 without any."""
+    total, count = 0.0, 0
+    for value in values:
+        if value > 0:
+            total += value
+            count += 1
+    return total / count if count else 0.0
+\`\`\``;
 const EXAMPLES = [
   { name: "apples at the zoo", prompt: ZOO, fits: isTiny },
   { name: "games", prompt: "Lily plays 4 games of 5 minutes each and takes a break of 6 minutes. How many minutes does it take in all?", fits: isTiny },
@@ -17,6 +29,7 @@ const EXAMPLES = [
   { name: "holes", prompt: `${BASKETS}{{..30:[^.]+\\.}} After the gift he has 24-5=<<24-5={{2}}>>19 apples left.\n#### {{2}}`, raw: "fill", fits: (model) => isTiny(model) && fills(model) },
   { name: "a table", prompt: "Fill the table n+58 from 25 to 30.", fits: (model) => isTiny(model) && model.outpace.family === "wedlm" },
   { name: "counting", prompt: "Count from 41 by 2 up to 99.", fits: (model) => isTiny(model) && model.outpace.family === "wedlm" },
+  { name: "an edit", prompt: EDIT, fits: (model) => !isTiny(model) },
   { name: "a sum", prompt: "A train travels 60 km in 45 minutes. How far does it travel in 3 hours? Explain each step.", fits: (model) => !isTiny(model) },
   { name: "code", prompt: "Write a Python function that merges two sorted lists.", fits: (model) => !isTiny(model) },
   { name: "a tool", prompt: "What is the weather in Paris?", tools: WEATHER, fits: (model) => !isTiny(model) && model.outpace.tools !== null },
@@ -25,6 +38,7 @@ const EXAMPLES = [
 ];
 const LONG_ANSWER = 512; // default of max_tokens, except for the bundled models with their short answers
 const FIELDS = { max_tokens: 128, temperature: "", seed: 0 };
+const PLAIN = ["autoregressive", "left_to_right"]; // one token per forward
 const LONGEST = 4000; // maximum characters of a prompt or constraint in a link
 const RULES = { // constraints: label of the text field, and the value parsed from it
   regex: { label: "regular expression (Python syntax)", read: (text) => text },

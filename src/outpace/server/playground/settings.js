@@ -21,10 +21,10 @@ function save() {
   history.replaceState(null, "", `#${state}`);
 }
 
-/** Restore the settings of the link, with defaults for the rest. */
+/** Restore the settings of the link, with defaults for the rest; without any, show a race. */
 function restore() {
   const state = new URLSearchParams(location.hash.slice(1));
-  form.elements.mode.value = state.get("mode") === "race" ? "race" : "one";
+  form.elements.mode.value = state.get("mode") === "race" || (!state.size && isRace(defaults())) ? "race" : "one";
   form.elements.raw.value = ["1", "fill"].includes(state.get("raw")) ? state.get("raw") : "";
   for (const name in FIELDS) $(`#${name}`).value = state.get(name) ?? FIELDS[name];
   for (const name of ["system", "tools"]) $(`#${name}`).value = state.get(name) ?? "";
@@ -34,7 +34,7 @@ function restore() {
   $("#must").value = state.get("must") in RULES ? state.get("must") : "";
   $("#rule").value = state.get("rule") ?? "";
   arrangeFields();
-  const usual = defaults(form.elements.mode.value === "race");
+  const usual = defaults();
   lanes.forEach((lane, index) => {
     const side = "ab"[index], model = state.get(`${side}.model`), method = state.get(`${side}.method`);
     const known = models.some(({ id }) => id === model);
@@ -51,15 +51,18 @@ function restore() {
   arrange();
 }
 
-/** Default lanes: a parallel method, preferably with a model named after it, which was trained for it;
- * in a race also one token at a time. */
-function defaults(race) {
+const isRace = ([left, right]) => left.model !== right.model || left.method !== right.method;
+
+/** Default lanes: a parallel method, and one token at a time, by the same model where it can.
+ * A model named after a method was trained for it; else a model has its default method. */
+function defaults() {
   const pairs = models.flatMap(({ id, outpace }) => Object.keys(outpace.methods).map((method) => ({ model: id, method })));
   const find = (...names) => names.map((name) => pairs.find(({ method }) => method === name)).find(Boolean);
   const named = pairs.find(({ model, method }) => model.includes(method));
-  const quick = named ?? find("wedlm", "apd", "dflash", "speculative", "fast_dllm") ?? pairs[0];
-  const plain = find("autoregressive", "left_to_right") ?? pairs[0];
-  return race ? [plain, quick] : [quick, plain];
+  const usual = pairs.find(({ model, method }) => !PLAIN.includes(method) && method === models.find(({ id }) => id === model).outpace.method);
+  const quick = named ?? usual ?? find("wedlm", "apd", "dflash", "speculative", "fast_dllm") ?? pairs[0];
+  const plain = pairs.find(({ model, method }) => model === quick.model && method === PLAIN[0]) ?? find(...PLAIN) ?? pairs[0];
+  return [quick, plain];
 }
 
 /** Show one lane or two. */
