@@ -69,7 +69,7 @@ def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) ->
     with refuses("method"):
         flags.LOAD_FLAGS.open_models(pairs)
     with refuses("method"):
-        measure.open_racers(["tiny-ar autoregressive", "tiny-ar wedlm"], flags.LOAD_FLAGS)
+        measure.race("x", ["tiny-ar autoregressive", "tiny-ar wedlm"])
     entries = {"a": Entry(path="tiny-ar"), "b": Entry(path="tiny-ar", method="wedlm")}
     with pytest.raises(ValueError, match="model b: method"):
         models.load_all_models(entries)

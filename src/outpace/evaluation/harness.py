@@ -134,10 +134,9 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         encoded = [self.encode_request(*request.args) for request in requests]
         keys = [request_key("generate_until", [tokens, options]) for tokens, options in encoded]
         with self.open_samples() as samples:
-            clocks = (record.get("clock") for record in samples.records.values())
-            self.seconds = max(
-                self.seconds, *(each for each in clocks if is_finite_real(each)), 0.0
-            )
+            clocks: Iterator[Any] = (record.get("clock") for record in samples.records.values())
+            earlier = [float(clock) for clock in clocks if is_finite_real(clock)]
+            self.seconds = max([self.seconds, *earlier])
             began = time.perf_counter() - self.seconds
             for index, output in self.decode_missing(keys, encoded, samples):
                 self.seconds = time.perf_counter() - began
