@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chats import SHAPES, Shape, control, expected, tokenizer
+from outpace import LLM
 from outpace.api.text import TextCodec
 from outpace.server.schema import Message
 from refusal import refuses
+from variants import write_variant
 
 FRAGMENTS = [
     *("hi", "a<b", ">", "<", "<|", "|>", "im_end|>", " ", "  ", "\n", "\n\n", "\u4e2d"),
@@ -234,3 +238,41 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
     assert text.tokenizer.backend_tokenizer.token_to_id("<b>") not in ids
     with refuses("messages[0].role"):
         text.encode([{"role": "<a>", "content": "hi"}])
+
+
+ENDS = {
+    "qwen2.5": {"<|im_end|>"},
+    "qwen3": {"<|im_end|>"},
+    "llama3.1": {"<|eot_id|>"},
+    "nemo": {"</s>"},
+    "gemma3": {"<end_of_turn>"},
+    "phi3": {"<|end|>"},
+    "gpt-oss": set(),  # its token also ends thoughts
+}
+TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}END\n{% endfor %}"
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_token_after_an_answer_ends_it(name: str) -> None:
+    template = SHAPES[name].template + "{# <|channel|>analysis<|message|> #}"
+    found = replace(tokenizer(name), chat_template=template)
+    ids = TextCodec(name, found).turn_ends
+    assert {*found.convert_ids_to_tokens([*ids])} == ENDS[name]
+
+
+@pytest.mark.parametrize(
+    ("end", "ends"),
+    [("<|im_end|>", True), ("[end]", True), ("END", False), ("", False), ("{{ 1 / 0 }}", False)],
+)
+def test_answers_end_at_the_token_of_the_template(end: str, ends: bool) -> None:
+    def edit(config: Any, content: Any) -> None:
+        added = {"id": 1024, "content": "[end]", "special": False, "normalized": False}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        content["added_tokens"].append({**added, **flags})
+
+    llm = LLM(write_variant("tiny-ar", TURN.replace("END", end), edit), cache_gib=0.01)
+    token = llm.text.tokenizer.backend_tokenizer.token_to_id(end)
+    assert llm.eos == frozenset(llm.config.eos) | ({token} if ends else set())
+    if end == "<|im_end|>":
+        (output,) = llm.generate([5, 6], logit_bias={token: 100.0}, max_tokens=9)
+        assert (output.finish_reason, output.text) == ("stop", "")

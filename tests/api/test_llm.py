@@ -169,7 +169,7 @@ def test_pieces_are_the_text_of_generate(
     llm: LLM, stop: str, aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llm.engine, "is_async", aside)
-    prompt = [7, 7, 1]
+    prompt = [7, 7, 3]
     options = {"stop": one(llm, prompt).text[5:7]} if stop else {}
     expected = one(llm, prompt, **options)
     stream = llm.stream(prompt, max_tokens=24, **options)

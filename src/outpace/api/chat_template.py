@@ -38,6 +38,7 @@ from jinja2.nodes import (
 )
 
 from outpace.api.codec import (
+    PRIVATE_CODE_POINTS,
     SharedTokenizer,
     TokenSpan,
     take_unused_character,
@@ -131,6 +132,9 @@ class TemplatePart:
         self.map_texts(collect)
         return "\0".join(found)
 
+
+ANSWER_MARK = chr(PRIVATE_CODE_POINTS[0])
+"""Text of an answer whose end in the template is searched."""
 
 CONTINUED = "continue_final_message"
 """Key of the part that holds thoughts and text of the last message, if it is continued."""
@@ -391,6 +395,24 @@ class ChatTemplate(TemplateSource):
         return {
             number: text for number, text in self.control_tokens.items() if added[number].special
         }
+
+    @cached_property
+    def turn_ends(self) -> frozenset[int]:
+        """The control token that the template writes after the text of a last answer, if any.
+
+        One that also ends thoughts is not included, since the answer follows it.
+        """
+        turns = [{"role": "user", "content": "-"}, {"role": "assistant", "content": ANSWER_MARK}]
+        try:
+            text = self.render(turns, {"add_generation_prompt": False})
+        except OptionError:  # the template rejects the conversation: it describes no end
+            return frozenset()
+        found = self.control_pattern.match(text.partition(ANSWER_MARK)[2].lstrip())
+        thoughts = self.thought_format
+        if found is None or (thoughts and found[0] in thoughts.end + thoughts.direct):
+            return frozenset()
+        tokens = self.control_tokens.items()
+        return frozenset(number for number, name in tokens if name == found[0])
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:

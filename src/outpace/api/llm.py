@@ -383,10 +383,14 @@ class LLM:
         self.target = self.load_target(folder, adapters, adapter=adapter, **limits)
         self.config = self.target.config
         self.text.set_model(self.config)
-        self.eos = frozenset(self.config.eos) | self.text.eos
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         for each in (None, *self.adapters):
             self.pair(self.method, each)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Ids that end an answer: those of the model, its tokenizer and its chat template."""
+        return frozenset(self.config.eos) | self.text.eos | self.text.turn_ends
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.method!r})"

@@ -227,6 +227,11 @@ class TextCodec:
         return dict(zip(map(str, self.tokenizer.convert_ids_to_tokens(ids)), ids, strict=True))
 
     @property
+    def turn_ends(self) -> frozenset[int]:
+        """Ids that end an answer by the chat template, which may differ from `eos`."""
+        return frozenset() if self.chat_template is None else self.chat_template.turn_ends
+
+    @property
     def eos(self) -> frozenset[int]:
         """End-of-sequence ids of the tokenizer, which may differ from the model's."""
         if self.tokenizer is None or self.tokenizer.eos_token_id is None:
