@@ -28,6 +28,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from gguf_bytes import ARRAY, STRING, array, check_variant, variants, view, write_changed
 from helpers import CHAT, needs_packed_loops, published, published_llada, random_model, whole
 from outpace import LLM
 from outpace.checkpoints import load
@@ -481,6 +482,66 @@ def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None
     assert outcomes["refused"] > 0.8 * count and outcomes["loaded"] > 0
 
 
+@pytest.mark.parametrize("part", range(8))
+def test_metadata_of_other_types_change_nothing_or_are_refused(part: int, tmp_path: Path) -> None:
+    source, _ = with_tokenizer(tmp_path, "qwen2")
+    wanted, names = view(source), [*file_module.read_header(source).metadata]
+    outcomes = {
+        check_variant(write_changed(tmp_path / f"{place}.gguf", source, name, value), name, wanted)
+        for name in names[part::8]
+        for place, value in enumerate(variants(source, name), names.index(name) * 100)
+    }
+    assert outcomes == {"equal", "refused"}
+
+
+REQUIRED = (
+    *(f"tokenizer.ggml.{name}" for name in ("merges", "eos_token_id", "pre")),
+    *(f"qwen2.{name}" for name in ("rope.freq_base", "context_length")),
+    "qwen2.attention.layer_norm_rms_epsilon",
+)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_metadata_that_cannot_be_inferred_are_required(name: str, tmp_path: Path) -> None:
+    source, _ = with_tokenizer(tmp_path, "qwen2")
+    path = write_changed(tmp_path / "less.gguf", source, name, None)
+    with pytest.raises(ValueError, match=name):
+        view(path)
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_control_tokens_of_another_type_are_read_as_such(
+    is_missing: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, _ = with_tokenizer(tmp_path, "qwen2")
+    name, found = "tokenizer.ggml.token_type", file_module.read_header(source).metadata
+    types = [1 if each == 3 else each for each in found[name].read_values()]
+    value = None if is_missing else (ARRAY, array(5, types))
+    path = write_changed(tmp_path / "other.gguf", source, name, value)
+    wanted = view(source)
+    caplog.clear()
+    assert view(path) == wanted
+    assert [name in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("merge", ["ab", "", "a b c", "a zzz"])
+def test_a_merge_that_is_not_two_tokens_is_refused(merge: str, tmp_path: Path) -> None:
+    source, published_one = with_tokenizer(tmp_path, "qwen2")
+    name = "tokenizer.ggml.merges"
+    merges = file_module.read_header(source).metadata[name].read_values()
+    merges[3] = merge
+    path = write_changed(tmp_path / "other.gguf", source, name, (ARRAY, array(STRING, merges)))
+    with pytest.raises(ValueError, match=rf"{name}\[3\]"):
+        load_tokenizer(path)
+    published_one.save_pretrained(tmp_path / "plain")
+    file = tmp_path / "plain" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["merges"] = merges
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"tokenizer.json: model.merges\[3\]"):
+        load_tokenizer(tmp_path / "plain")
+
+
 FOREIGN: dict[str, Callable[[Written], Any]] = {
     "parts": lambda w: w.writer.add_uint32("split.count", 2),
     "longrope": lambda w: w.writer.add_rope_scaling_type(RopeScalingType.LONGROPE),
@@ -503,7 +564,7 @@ def test_metadata_and_tensors_of_other_models_are_refused(name: str, tmp_path: P
         load_model(written.write())
 
 
-@pytest.mark.parametrize(("kind", "token"), [("t5", "t5"), ("gpt2", "pre"), ("llama", "scores")])
+@pytest.mark.parametrize(("kind", "token"), [("t5", "t5"), ("gpt2", "merges"), ("llama", "scores")])
 def test_unknown_tokenizers_are_refused(kind: str, token: str, tmp_path: Path) -> None:
     written = Written(tmp_path, "qwen2")
     written.writer.add_token_list([f"t{n}" for n in range(24)])

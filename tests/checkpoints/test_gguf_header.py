@@ -2,56 +2,12 @@
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf import GGUFReader
 
+from gguf_bytes import ARRAY, CODES, F32, STRING, U32, array, field, file, number, tensor, text
 from outpace.checkpoints.gguf.file import NUMBER_TYPES, MetadataArray, open_gguf
-
-STRING, ARRAY = 8, 9
-U32, I32, F32 = 4, 5, 6
-CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-def text(value: str | bytes) -> bytes:
-    content = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(content)) + content
-
-
-def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
-    body = b"".join(
-        text(v) if kind == STRING else struct.pack("<" + CODES[kind], v) for v in values
-    )
-    return struct.pack("<IQ", kind, len(values) if count is None else count) + body
-
-
-def field(name: str | bytes, kind: int, value: bytes) -> bytes:
-    return text(name) + struct.pack("<I", kind) + value
-
-
-def number(name: str, value: int) -> bytes:
-    return field(name, U32, struct.pack("<I", value))
-
-
-def tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> bytes:
-    head = text(name) + struct.pack("<I", len(sizes))
-    return head + struct.pack(f"<{len(sizes)}QIQ", *sizes, kind, offset)
-
-
-def file(
-    fields: list[bytes] | None = None,
-    tensors: list[bytes] | None = None,
-    *,
-    version: int = 3,
-    counts: tuple[int, int] | None = None,
-    data: bytes = bytes(64),
-) -> bytes:
-    fields, tensors = fields or [], tensors or []
-    lengths = counts or (len(tensors), len(fields))
-    head = b"GGUF" + struct.pack("<IQQ", version, *lengths) + b"".join(fields + tensors)
-    return head + bytes(-len(head) % 32) + data
-
 
 NESTED = field("a", ARRAY, struct.pack("<IQ", ARRAY, 1) + array(U32, [1]))
 

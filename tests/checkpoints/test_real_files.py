@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,11 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gguf_bytes import CONVERSATION, check_variant, variants, view, write_changed
 from helpers import close, needs_packed_loops, whole
 from optional import ABSENT
 from outpace import LLM
+from outpace.checkpoints.gguf.file import read_header
 from texts import TEXTS
 
 FILES = (
@@ -26,12 +29,6 @@ FILES = (
     "gemma-3-270m-q4_k_m.gguf",
     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
 )
-CONVERSATION = [
-    {"role": "system", "content": "Answer briefly."},
-    {"role": "user", "content": "What is 7 times 6?"},
-    {"role": "assistant", "content": "42"},
-    {"role": "user", "content": "And  8 times 6?\n"},
-]
 WINDOW, MAX_WORSE = 512, 1.005
 LICENSE = Path(__file__).parent.parent.parent / "LICENSE"
 """A text of 2,300 tokens: on a shorter one, chance decides half a percent."""
@@ -64,15 +61,19 @@ class Published:
         return self.plain.text.encode(LICENSE.read_text()[:1500], raw=True)
 
 
-@pytest.fixture(scope="module", params=FILES)
-def published(request: pytest.FixtureRequest) -> Iterator[Published]:
-    folder = request.config.getoption("--published")
+def published_path(config: pytest.Config, name: str) -> Path:
+    folder = config.getoption("--published")
     if folder is None:
         pytest.skip("published models are tested with --published FOLDER")
-    path = Path(folder).absolute() / request.param
+    path = Path(folder).absolute() / name
     if not path.is_file():
-        pytest.skip(f"{folder} has no {request.param}")
-    yield Published(path)
+        pytest.skip(f"{folder} has no {name}")
+    return path
+
+
+@pytest.fixture(scope="module", params=FILES)
+def published(request: pytest.FixtureRequest) -> Iterator[Published]:
+    yield Published(published_path(request.config, request.param))
 
 
 def perplexity(model: Any, ids: list[int], begin: list[int]) -> float:
@@ -103,6 +104,23 @@ def test_chat_template_and_end_tokens_equal_those_of_transformers(published: Pub
         found = ours.text.encode(CONVERSATION)
         assert ours.text.tokenizer.decode(found) == wanted
         assert found == ours.text.tokenizer(wanted, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("name", FILES[:2])
+def test_metadata_of_other_types_change_nothing_or_are_refused(
+    name: str, part: int, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    source = published_path(pytestconfig, name)
+    wanted = view(source)
+    counts: Counter[str] = Counter()
+    for field in [*read_header(source).metadata][part::8]:
+        for number, value in enumerate(variants(source, field)):
+            path = write_changed(tmp_path / f"{number}.gguf", source, field, value)
+            counts[check_variant(path, field, wanted)] += 1
+            path.unlink()
+    print(name, part, dict(counts))
+    assert min(counts["refused"], counts["equal"]) > 2
 
 
 TOKENIZE = """

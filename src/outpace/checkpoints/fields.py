@@ -53,7 +53,8 @@ def field(names: str, check: ValueParser, default: Any = REQUIRED_FIELD) -> Fiel
             if (found := published.get(name)) is not None:
                 return parse_value(name, found, check)
         if default is REQUIRED_FIELD:
-            raise ValueError(f"field {spellings[-1]!r} is missing")
+            name = spellings[-1]
+            raise OptionError(name, None, f"field {name!r} is missing")
         return default(ours) if callable(default) else default
 
     return Field(spellings, read_value)

@@ -27,7 +27,7 @@ from outpace.checkpoints.fields import (
     shorten,
 )
 from outpace.checkpoints.fill import LOAD_PROGRESS, build_stored_reader, fill_model
-from outpace.checkpoints.gguf.config import gguf_config_fields
+from outpace.checkpoints.gguf.config import gguf_config_fields, name_in_file
 from outpace.checkpoints.gguf.file import is_gguf, open_gguf
 from outpace.checkpoints.gguf.tokenizer import build_gguf_tokenizer
 from outpace.checkpoints.gguf.weights import GGUFWeights
@@ -225,6 +225,8 @@ def translate_config(published: Mapping[str, Any], path: Path = Path(CONFIG_FILE
             {name: value for name, value in published.items() if name != QUANTIZATION_FIELD}
         )
     except ValueError as error:
+        if is_gguf(path) and isinstance(error, OptionError):
+            error = name_in_file(open_gguf(path), error)
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from outpace.checkpoints.fields import (
     flag,
     parse_value,
     read_json_object,
+    shorten,
 )
 from outpace.tokenizer import Tokenizer
 
@@ -105,8 +106,33 @@ def read_tokenizer(home: Path) -> Tokenizer | None:
             tokenizer = read_plain_tokenizer(path, configs) or read_by_transformers(path)
             tokenizer.decode(tokenizer("a").input_ids, skip_special_tokens=True)
     except Exception as error:  # the tokenizers library raises the base class
+        if path.name == "tokenizer.json":
+            check_json_merges(read_json_object(path).get("model"), path)
         raise ValueError(f"{path} is not a readable tokenizer: {error_line(error)}") from error
     return tokenizer
+
+
+def check_json_merges(model: Any, path: Path) -> None:
+    """Raise `ValueError` for an invalid merge of the model in a `tokenizer.json`."""
+    match model:
+        case {"continuing_subword_prefix": str(prefix)} if prefix:
+            return  # merged tokens lack it
+        case {"vocab": dict(vocabulary), "merges": list(merges)}:
+            parts = [each.split(" ") if isinstance(each, str) else each for each in merges]
+            check_merges(f"{path}: model.merges", parts, vocabulary)
+
+
+def check_merges(name: str, merges: Sequence[Any], vocabulary: Collection[str]) -> None:
+    """Raise `ValueError` for a merge that is not two tokens which make a third."""
+    known = frozenset(vocabulary)
+    for number, merge in enumerate(merges):
+        match merge:
+            case [str(left), str(right)] if {left, right, left + right} <= known:
+                continue
+        raise ValueError(
+            f"{name}[{number}] must be two tokens that make another one, with a space between them "
+            f"in text, got {shorten(merge)}; convert the model again"
+        )
 
 
 def read_by_transformers(path: Path) -> Tokenizer:

@@ -86,6 +86,7 @@ GEMMA3 = Family(
             "query_pre_attn_scalar": default_query_scalar,
             "rope_local_base_freq": 10_000.0,
         },
+        required_tokenizer=("tokenizer.ggml.add_space_prefix",),
         values={"norm.weight": subtract_one},
     ),
 )

@@ -36,6 +36,7 @@ class GGUFFormat:
         renamed: Published fields by their usual names.
         stated: Metadata with only one supported value, which is the default.
         implied: Published fields without metadata, or their defaults.
+        required_tokenizer: Metadata of the tokenizer whose defaults are those of other models.
         scaling: Parameters of a rotary scaling without metadata.
         derived: Removes further metadata, and returns the published fields that follow from them
             and from the translated fields.
@@ -54,6 +55,7 @@ class GGUFFormat:
     renamed: Mapping[str, str] = field(default_factory=dict)
     stated: Fields = field(default_factory=dict)
     implied: Fields = field(default_factory=dict)
+    required_tokenizer: tuple[str, ...] = ()
     scaling: Fields = field(default_factory=dict)
     derived: Callable[[dict[str, Any], Fields], Fields] = no_fields
     rows: Mapping[str, Order] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,10 +30,13 @@ from outpace.checkpoints.fields import (
     parse_value,
     shorten,
 )
-from outpace.checkpoints.gguf.file import GGUFFile, MetadataArray
+from outpace.checkpoints.gguf.file import ARCHITECTURE, TOKENIZER_MODEL, GGUFFile, MetadataArray
+from outpace.errors import OptionError
 from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope
 
+LOG = logging.getLogger(__name__)
+ROPE_BASE = "rope.freq_base"
 METADATA_FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -44,7 +48,7 @@ METADATA_FIELDS = {
     "attention.key_length": "head_dim",
     "attention.causal": "causal",
     SLIDING_WINDOW_METADATA: "sliding_window",
-    "rope.freq_base": "rope_theta",
+    ROPE_BASE: "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
     "vocab_size": "vocab_size",
     "expert_count": "num_experts",
@@ -72,6 +76,12 @@ SCALING_FIELDS = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+REQUIRED_METADATA = ("context_length", "attention.layer_norm_rms_epsilon")
+"""Metadata without a default in this format; those of a `config.json` are not meant here."""
+
+SHAPE_METADATA = ("attention.head_count_kv", "attention.key_length")
+"""Metadata whose defaults follow from the attention heads."""
+
 HEAD_SIZE_METADATA = ("attention.value_length", "rope.dimension_count")
 """Metadata whose value must be the head size."""
 
@@ -101,14 +111,14 @@ LLAMA3_SCALING = {
 
 
 def family_of_file(file: GGUFFile) -> Family:
-    name = file.metadata.get("general.architecture")
+    name = file.metadata.get(ARCHITECTURE)
     written = [family for family in FAMILIES.values() if family.gguf is not None]
     known = [family for family in written if family.gguf and family.gguf.architecture == name]
     if not known:
         names = sorted({family.gguf.architecture for family in written if family.gguf})
         raise ValueError(
-            f"{file.path}: general.architecture {shorten(name)} is not supported in GGUF; "
-            f"known are {', '.join(names)}"
+            f"{file.path}: {ARCHITECTURE} {shorten(name)} is not supported in GGUF; known are "
+            f"{', '.join(names)}"
         )
     # A family with a marker comes before the one without.
     known.sort(key=lambda family: family.gguf is None or family.gguf.marker is None)
@@ -143,6 +153,7 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
     rope = {ours: metadata.pop(name) for name, ours in SCALING_FIELDS.items() if name in metadata}
     size = usual.get("head_dim") or width_per_head(usual)
     try:
+        check_present(file, form)
         if metadata.pop(PREDICTING_LAYERS, 0) and "num_hidden_layers" in usual:
             layers = parse_value("block_count", usual["num_hidden_layers"], few)
             usual["num_hidden_layers"] = layers - predicting_layers(file, form)
@@ -167,6 +178,30 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
         # Metadata without a translation raise an error that names them, unless they are neutral.
         **{full_name(name, form): value for name, value in metadata.items()},
     }
+
+
+def check_present(file: GGUFFile, form: GGUFFormat) -> None:
+    """Raise `ValueError` for missing metadata whose value cannot be inferred.
+
+    Files of Llama 1 and 2 may lack the base frequency, which is that of the format then.
+    """
+    base, has_tokens = full_name(ROPE_BASE, form), TOKENIZER_MODEL in file.metadata
+    needed = [base, *(full_name(name, form) for name in REQUIRED_METADATA)]
+    needed += form.required_tokenizer if has_tokens else ()
+    missing = [name for name in needed if file.metadata.get(name) is None]
+    if missing == [base] and "llama" == form.architecture == file.metadata.get(TOKENIZER_MODEL):
+        LOG.warning("%s: %s is missing; it is %s, as in Llama 2", file.path, base, Rope.theta)
+    elif missing:
+        raise ValueError(f"{missing[0]} is missing; convert the model again")
+
+
+def name_in_file(file: GGUFFile, error: OptionError) -> OptionError:
+    """Return an error of a published field as one of its metadata."""
+    form = gguf_format(family_of_file(file))
+    for name, ours in (METADATA_FIELDS | SCALING_FIELDS).items():
+        if form.renamed.get(ours, ours) == error.param:
+            return error.with_param(full_name(name, form))
+    return error
 
 
 def vocabulary_sizes(file: GGUFFile) -> Fields:
@@ -207,13 +242,18 @@ def check_metadata(
 ) -> None:
     """Remove metadata with only one supported value; raise `ValueError` for another one."""
     for name in HEAD_SIZE_METADATA:
-        if (value := metadata.pop(name, size)) != size:
-            raise ValueError(f"{name} must be the head size {size}, got {shorten(value)}")
+        # Without a head size, the metadata that it follows from are invalid.
+        if (value := metadata.pop(name, size)) != size is not None:
+            raise ValueError(
+                f"{full_name(name, form)} must be the head size {size}, got {shorten(value)}"
+            )
     for name in NEUTRAL_METADATA:
         if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
+            name = full_name(name, form)
             raise ValueError(f"{name} is {shorten(value)}, which is not supported")
     for name, supported in evaluate_fields(form.stated, usual).items():
         if (value := metadata.pop(name, supported)) != supported:
+            name = full_name(name, form)
             raise ValueError(f"{name} must be {supported}, got {shorten(value)}")
 
 
@@ -259,7 +299,12 @@ def rope_scaling(
 def llama3_scaling(file: GGUFFile, fields: Fields, size: int | None) -> dict[str, Any]:
     theta = fields.get("rope_theta", Rope.theta)
     shape = file.tensors[ROPE_FACTORS].shape
-    if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):
+    if (
+        isinstance(size, int)
+        and isinstance(theta, int | float)
+        and theta > 0
+        and shape == (size // 2,)
+    ):
         divisors = file.read_tensor(ROPE_FACTORS).double()
         rule = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3_SCALING}
         usual, _ = rotary_frequencies(Rope(theta=theta), size)

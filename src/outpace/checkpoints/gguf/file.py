@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.checkpoints.fields import error_line, shorten
+from outpace.checkpoints.fields import error_line, index, parse_value, shorten
 from outpace.checkpoints.name import GGUF_SUFFIX
 from outpace.errors import install_extra
 from outpace.kernels.packed import (
@@ -48,6 +48,7 @@ NUMBER_TYPES = {kind: np.dtype(form) for kind, form in enumerate(NUMBER_FORMATS)
 """NumPy types by the type number in the file."""
 
 LENGTH_FORMAT = Struct("<Q")
+ARCHITECTURE, TOKENIZER_MODEL = "general.architecture", "tokenizer.ggml.model"
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,10 @@ class HeaderReader:
     def read_value(self, name: str, kind: int) -> Any:
         """Read a value: a string, a number, a boolean or a `MetadataArray`."""
         if kind == STRING_TYPE:
-            return self.read_string()
+            try:
+                return self.read_string()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{name} must be UTF-8: {error}") from None
         if kind == ARRAY_TYPE:
             return self.read_array(name)
         if kind not in NUMBER_TYPES:
@@ -407,8 +411,11 @@ def open_gguf(path: Path) -> GGUFFile:
         ValueError: If it is truncated or of another format, or if a part is missing.
     """
     file = open_part(path)
-    count = file.metadata.get(PART_COUNT)
-    if type(count) is not int or count < 2:
+    try:
+        count = parse_value(PART_COUNT, file.metadata.get(PART_COUNT, 0), index)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if count < 2:
         return file
     parts = [open_part(part) for part in part_paths(path, count)]
     tensors: dict[str, TensorEntry] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from outpace.checkpoints.fields import error_line, flag, parse_value, shorten
-from outpace.checkpoints.gguf.file import GGUFFile, MetadataArray
+from outpace.checkpoints.gguf.file import TOKENIZER_MODEL, GGUFFile, MetadataArray
+from outpace.checkpoints.tokenizer import check_merges
 from outpace.tokenizer import Tokenizer
 
 CONTRACTION, BEFORE_WORD = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?"
@@ -98,6 +101,10 @@ SPLIT_RULES: Mapping[str, SplitRule] = {
 TokenTypes = NDArray[np.int64]
 TokenMask = NDArray[np.bool_]
 
+LOG = logging.getLogger(__name__)
+Merges = list[tuple[Any, ...]]
+"""Pairs of tokens, which the tokenizers library checks."""
+
 METADATA_PREFIX = "tokenizer.ggml."
 TEMPLATE_METADATA = "tokenizer.chat_template"
 SPACE_MARK = "\u2581"
@@ -121,6 +128,9 @@ class TokenType(IntEnum):
 ADDED_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 """Types of the tokens that are matched before text is split."""
 
+TEXT_TYPES = (TokenType.NORMAL, TokenType.UNUSED)
+"""Types that some files give control tokens by mistake."""
+
 
 @dataclass(frozen=True)
 class GGUFVocabulary:
@@ -129,6 +139,7 @@ class GGUFVocabulary:
     tokens: Sequence[str]
     kinds: TokenTypes
     metadata: Mapping[str, Any]
+    template: str
 
     @cached_property
     def size(self) -> int:
@@ -161,6 +172,32 @@ class GGUFVocabulary:
         found: bool = parse_value(f"{METADATA_PREFIX}{name}", self.metadata.get(name, usual), flag)
         return found
 
+    def restore_control_tokens(self, path: Path, merges: Merges) -> GGUFVocabulary:
+        """Return the vocabulary with the types of control tokens that are marked as text.
+
+        These are tokens that metadata name or the chat template writes, and that no merge makes of
+        text. One warning lists them.
+        """
+        named = {value for name, value in self.metadata.items() if name.endswith("_token_id")}
+        found = {
+            text: number
+            for number in np.flatnonzero(np.isin(self.kinds, TEXT_TYPES)).tolist()
+            if len(text := self.tokens[number]) > 1
+            and (number in named or (is_mark(text) and text in self.template))
+        }
+        wrong = sorted(found[text] for text in found.keys() - set(map("".join, merges)))
+        is_missing = "token_type" not in self.metadata
+        if not wrong and not is_missing:
+            return self
+        LOG.warning(
+            "%s: %stoken_type is %s; these are control tokens: %s",
+            *(path, METADATA_PREFIX, "missing" if is_missing else "wrong"),
+            shorten([self.tokens[number] for number in wrong]),
+        )
+        kinds = self.kinds.copy()
+        kinds[wrong] = TokenType.CONTROL
+        return replace(self, kinds=kinds)
+
     def special_token(self, name: str) -> str | None:
         number = self.metadata.get(name)
         if number is None:
@@ -180,11 +217,7 @@ def build_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """
     try:
         pieces = read_vocabulary(file)
-        return (
-            None
-            if pieces is None
-            else build_tokenizer(pieces, file.metadata.get(TEMPLATE_METADATA))
-        )
+        return None if pieces is None else build_tokenizer(pieces, file.path)
     except Exception as error:  # the tokenizers library raises the base class
         raise ValueError(f"{file.path} has no valid tokenizer: {error_line(error)}") from error
 
@@ -195,15 +228,28 @@ def read_vocabulary(file: GGUFFile) -> GGUFVocabulary | None:
         for name, value in file.metadata.items()
         if name.startswith(METADATA_PREFIX)
     }
+    if "model" not in metadata and "tokens" in metadata:
+        raise ValueError(f"{TOKENIZER_MODEL} is missing; convert the model again")
     if metadata.get("model") in (None, "none", "no_vocab"):
         return None
+    template = file.metadata.get(TEMPLATE_METADATA, "")
+    if not isinstance(template, str):
+        raise ValueError(f"{TEMPLATE_METADATA} must be a string, got {shorten(template)}")
     tokens = read_metadata_array(metadata, "tokens", str)
-    kinds = read_metadata_array(metadata, "token_type", int) or [TokenType.NORMAL] * len(tokens)
-    if not tokens or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
+    if not tokens or len(set(tokens)) != len(tokens):
         raise ValueError(
-            f"its {len(tokens)} tokens must be distinct, with one type each, got {len(kinds)}"
+            f"{METADATA_PREFIX}tokens must be distinct, at least one, got {len(tokens)}"
         )
-    return GGUFVocabulary(tokens, np.array(kinds, np.int64), metadata)
+    kinds = read_metadata_array(metadata, "token_type", int)
+    if not kinds:
+        metadata.pop("token_type", None)
+        kinds = [TokenType.NORMAL] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise ValueError(
+            f"{METADATA_PREFIX}token_type must have a type for each of the {len(tokens)} tokens, "
+            f"got {len(kinds)}"
+        )
+    return GGUFVocabulary(tokens, np.array(kinds, np.int64), metadata, template)
 
 
 def read_metadata_array(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
@@ -215,7 +261,19 @@ def read_metadata_array(metadata: Mapping[str, Any], name: str, kind: type) -> l
         raise ValueError(
             f"{METADATA_PREFIX}{name} must be an array of {kind.__name__}, got {shorten(array)}"
         )
-    return array.read_values()
+    try:
+        return array.read_values()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{METADATA_PREFIX}{name} must be UTF-8: {error}") from None
+
+
+def is_mark(text: str) -> bool:
+    """Return whether a text neither begins nor ends as a word does."""
+    return not (text[0].isalnum() or text[-1].isalnum())
+
+
+def missing_error(name: str) -> ValueError:
+    return ValueError(f"{METADATA_PREFIX}{name} is missing; convert the model again")
 
 
 def end_index(wanted: TokenMask) -> int:
@@ -223,16 +281,19 @@ def end_index(wanted: TokenMask) -> int:
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def build_tokenizer(pieces: GGUFVocabulary, template: Any) -> Tokenizer:
-    if not isinstance(template, str | None):
-        raise ValueError(f"{TEMPLATE_METADATA} must be a string, got {shorten(template)}")
+def build_tokenizer(pieces: GGUFVocabulary, path: Path) -> Tokenizer:
     model = pieces.metadata["model"]
-    if not isinstance(model, str) or model not in TOKENIZER_BUILDERS:
-        known = ", ".join(TOKENIZER_BUILDERS)
-        raise ValueError(
-            f"{METADATA_PREFIX}model {shorten(model)} is not supported; known are {known}"
-        )
-    tokenizer, begins = TOKENIZER_BUILDERS[model](pieces)
+    if not isinstance(model, str) or model not in TOKENIZERS:
+        known = ", ".join(TOKENIZERS)
+        raise ValueError(f"{TOKENIZER_MODEL} {shorten(model)} is not supported; known are {known}")
+    list_merges, build = TOKENIZERS[model]
+    merges = list_merges(pieces)
+    pieces = pieces.restore_control_tokens(path, merges)
+    try:
+        tokenizer, begins = build(pieces, merges)
+    except Exception:  # the tokenizers library raises the base class
+        check_merges(f"{METADATA_PREFIX}merges", merges, pieces.tokens)
+        raise
     tokenizer.add_tokens(pieces.added_tokens())
     # The other tokens have their ids from the vocabulary.
     kept = all(
@@ -247,14 +308,21 @@ def build_tokenizer(pieces: GGUFVocabulary, template: Any) -> Tokenizer:
         for ours, theirs in names.items()
         if (token := pieces.special_token(f"{theirs}_token_id")) is not None
     }
-    return Tokenizer(tokenizer, special, template)
+    if "eos_token" not in special:
+        raise missing_error("eos_token_id")
+    if "bos_token" not in special and "bos_token" in pieces.template:
+        name = f"{METADATA_PREFIX}bos_token_id"
+        LOG.warning("%s: %s is missing; the chat template writes no bos_token", path, name)
+    return Tokenizer(tokenizer, special, pieces.template or None)
 
 
 def set_post_processor(tokenizer: Backend, pieces: GGUFVocabulary, begins: bool) -> None:
     """Add the tokens that the file puts at the beginning and end of a sequence."""
-    begin = (
-        pieces.special_token("bos_token_id") if pieces.read_flag("add_bos_token", begins) else None
-    )
+    begin = None
+    if pieces.read_flag("add_bos_token", begins):
+        begin = pieces.special_token("bos_token_id")
+        if begin is None:
+            raise missing_error("bos_token_id")
     end = pieces.special_token("eos_token_id") if pieces.read_flag("add_eos_token", False) else None
     around = [token for token in (begin, end) if token is not None]
     if around:
@@ -265,7 +333,17 @@ def set_post_processor(tokenizer: Backend, pieces: GGUFVocabulary, begins: bool)
         )
 
 
-def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
+def read_merges(pieces: GGUFVocabulary) -> Merges:
+    merges: Merges = [
+        tuple(merge.split(" ")) for merge in read_metadata_array(pieces.metadata, "merges", str)
+    ]
+    normal = np.flatnonzero(pieces.kinds == TokenType.NORMAL).tolist()
+    if not merges and any(len(pieces.tokens[number]) > 1 for number in normal):
+        raise missing_error("merges")
+    return merges
+
+
+def build_byte_bpe(pieces: GGUFVocabulary, merges: Merges) -> tuple[Backend, bool]:
     """Build GPT-2's byte-level byte-pair encoding; also return whether sequences begin with BOS."""
     name = pieces.metadata.get("pre")
     if not isinstance(name, str) or name not in SPLIT_RULES:
@@ -274,9 +352,6 @@ def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
             f"{METADATA_PREFIX}pre {shorten(name)} is not supported; known are {known}"
         )
     split = SPLIT_RULES[name]
-    merges = [
-        tuple(merge.split(" ")) for merge in read_metadata_array(pieces.metadata, "merges", str)
-    ]
     tokenizer = Backend(BPE(pieces.base_vocabulary, merges, ignore_merges=split.ignores_merges))
     if split.composes_accents:
         tokenizer.normalizer = normalizers.NFC()
@@ -285,14 +360,11 @@ def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
     return tokenizer, split.adds_bos
 
 
-def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
+def build_sentencepiece(pieces: GGUFVocabulary, merges: Merges) -> tuple[Backend, bool]:
     """Build SentencePiece's byte-pair encoding; also return whether sequences begin with BOS."""
-    scores = read_metadata_array(pieces.metadata, "scores", float)
-    if len(scores) != len(pieces.tokens):
-        raise ValueError(f"{len(pieces.tokens)} tokens have {len(scores)} scores")
     model = BPE(
         pieces.base_vocabulary,
-        find_merges(pieces, scores),
+        merges,
         unk_token=next(iter(unknown_tokens(pieces)), None),
         fuse_unk=True,
         byte_fallback=TokenType.BYTE in pieces.kinds,
@@ -310,18 +382,26 @@ def unknown_tokens(pieces: GGUFVocabulary) -> list[str]:
     return [pieces.tokens[number] for number in numbers]
 
 
-def find_merges(pieces: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+def find_merges(pieces: GGUFVocabulary) -> Merges:
     """Derive the merges from the scores, best score first.
 
     For equal scores, the longest left token comes first, as in published `tokenizer.json`.
     """
+    scores = read_metadata_array(pieces.metadata, "scores", float)
+    if len(scores) != len(pieces.tokens):
+        raise ValueError(
+            f"{METADATA_PREFIX}scores must have a score for each of the {len(pieces.tokens)} "
+            f"tokens, got {len(scores)}"
+        )
+    if "token_type" not in pieces.metadata:  # which tokens are bytes, or matched before splitting
+        raise missing_error("token_type")
     every = zip(pieces.tokens, pieces.kinds.tolist(), scores, strict=True)
     known = {text: score for text, kind, score in every if kind == TokenType.NORMAL}
     if (longest := max(map(len, known), default=0)) > MAX_TOKEN_LENGTH:
         raise ValueError(
             f"a token has {longest} characters; at most {MAX_TOKEN_LENGTH} are joined by scores"
         )
-    merges: list[tuple[str, str]] = []
+    merges: Merges = []
     for _, texts in groupby(sorted(known, key=known.__getitem__, reverse=True), known.__getitem__):
         found = [
             (left, right)
@@ -333,5 +413,5 @@ def find_merges(pieces: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[s
     return merges
 
 
-TOKENIZER_BUILDERS = {"gpt2": build_byte_bpe, "llama": build_sentencepiece}
-"""Builders by `tokenizer.ggml.model`."""
+TOKENIZERS = {"gpt2": (read_merges, build_byte_bpe), "llama": (find_merges, build_sentencepiece)}
+"""Functions that return the merges and the tokenizer, by `tokenizer.ggml.model`."""

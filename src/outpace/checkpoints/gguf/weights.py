@@ -15,7 +15,9 @@ from torch import Tensor
 from outpace.checkpoints.fill import is_finite, not_finite_error
 from outpace.checkpoints.gguf.config import (
     ROPE_FACTORS,
+    SHAPE_METADATA,
     family_of_file,
+    full_name,
     gguf_format,
     predicting_layers,
 )
@@ -212,9 +214,16 @@ class GGUFWeights(CheckpointWeights):
             if drop_ones(found := self.file.tensors[own].shape) != drop_ones(wanted):
                 raise ValueError(
                     f"{self.folder}: tensor {own!r} has shape {found}, but its metadata need "
-                    f"{wanted}"
+                    f"{wanted}{self.missing_metadata}"
                 )
         return entries
+
+    @property
+    def missing_metadata(self) -> str:
+        """End of an error of shapes: the metadata that would replace a default."""
+        names = [full_name(name, self.format) for name in SHAPE_METADATA]
+        missing = [name for name in names if name not in self.file.metadata]
+        return f", without {' and '.join(missing)}" if missing else ""
 
     def reorder_rows(self, name: str, rows: Tensor) -> Tensor:
         order = find_suffix(self.format.rows, stored_name(name))
