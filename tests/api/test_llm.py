@@ -18,7 +18,7 @@ from helpers import (
 )
 from outpace import LLM, Output
 from outpace.api.options import RequestOptions
-from outpace.checkpoints.load import save_model
+from outpace.checkpoints.load import load_model, save_model
 from outpace.decoding import Decoding, Forward, Request, Sampling
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Lookup, Method, WeDLM
@@ -387,3 +387,14 @@ def test_adapter_is_merged_into_the_target() -> None:
     assert len(one) == len(two) == 8 and one != two
     with pytest.raises(ValueError, match="to adapt"):
         LLM(base, adapter=golden / "llada_tiny_lora")
+
+
+def test_rotary_tables_are_as_long_as_the_cache() -> None:
+    whole = load_model("tiny-ar")
+    for gib, most in ((0.0005, 300), (0.1, whole.config.max_length)):
+        llm = LLM("tiny-ar", cache_gib=gib)
+        slots = min(len(llm.target.cache), whole.config.max_length)
+        assert len(llm.model.cos) == len(llm.model.sin) == slots <= most
+        assert torch.equal(llm.model.cos, whole.cos[:slots])
+        assert torch.equal(llm.model.sin, whole.sin[:slots])
+        assert one(llm, [1, 2, 3], max_tokens=9).ids

@@ -285,7 +285,7 @@ def check_head(name: str, config: ModelConfig) -> None:
 
 def load_further(llm: LLM, name: str) -> Stack:
     """Load a further model of a method: an independent model, or a draft for the target."""
-    limits = {"max_length": llm.max_length, "quantize": llm.quantize}
+    limits = {"max_length": llm.max_length, "quantize": llm.quantize, "positions": 0}
     more: dict[str, Any] = {**limits, "share": llm.group.share}
     if load_config(name).kind not in DRAFT_KINDS:
         return load_model(name, dtype=llm.dtype, device=llm.device, **more)
@@ -405,6 +405,7 @@ class LLM:
         updates = load_adapters(adapters or {}, self.config, self.dtype)
         self.adapters = (*updates,)
         to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "share": share}
+        to["positions"] = 0  # the runner extends the rotary tables to the length of its cache
         self.model = load_model(folder, quantize=self.quantize, **to, **options)
         self.group.start_workers(self.model, partial(load_further, self), own["attention"])
         return self.add_runner(self.name, self.model, self.text.vocab_size, updates)

@@ -69,6 +69,7 @@ def fill_model(
     narrow: Quantizer | None = None,
     rounds_published: bool = False,
     parts_by_name: Mapping[str, Sequence[TensorPart]] | None = None,
+    positions: int | None = None,
 ) -> None:
     """Give a model on the meta device its parameters, with an adapter's updates added.
 
@@ -112,7 +113,8 @@ def fill_model(
             model.set_submodule(prefix, quantized)
             module.register_parameter("weight", None)  # frees it: the list keeps the module alive
     rotary = torch.float32 if model.config.rope.float32 else dtype
-    model.cos, model.sin = (table.to(device, rotary) for table in model.build_rotary_tables())
+    rotary_tables = model.build_rotary_tables(positions)
+    model.cos, model.sin = (table.to(device, rotary) for table in rotary_tables)
     model.eval()
 
 

@@ -277,19 +277,24 @@ def load_model(
     quantize: str | None = None,
     plain: bool = False,
     share: ModelShard | None = None,
+    positions: int | None = None,
 ) -> Transformer:
     """Load a model in its published format, and merge an adapter if one is given.
 
     `max_length` limits the rotary tables, and `mask_id` overrides the mask token. `quantize` is
     `int8`, `int4`, or `native` for stored blocks of 4 to 8 bits on a CPU, or `fp8`, `int8` or
     `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on a CPU;
-    `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
+    `plain` dequantizes these too, as training needs. `share` is this process's shard. `positions`
+    is the length of the rotary tables, if a runner extends them to that of its cache. Raises
     `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
     folder = resolve_checkpoint(name)
     config = target_config(folder, max_length=max_length, mask_id=mask_id, adapter=adapter)
     update = None if adapter is None else load_adapter(adapter)
-    return build_model(Transformer, config, folder, dtype, device, update, quantize, plain, share)
+    return build_model(
+        *(Transformer, config, folder, dtype, device, update, quantize, plain, share),
+        positions=positions,
+    )
 
 
 def load_draft(
@@ -300,10 +305,12 @@ def load_draft(
     quantize: str | None = None,
     plain: bool = False,
     share: ModelShard | None = None,
+    positions: int | None = None,
 ) -> Draft:
     """Load a draft that reads the features of `target`, with the target's dtype and device.
 
-    Raises `ValueError` as `load_model` does, and if draft and target do not match.
+    Options are those of `load_model`. Raises `ValueError` as it does, and if draft and target do
+    not match.
     """
     folder = resolve_checkpoint(name)
     config = limit_positions(load_config(name), max_length)
@@ -322,6 +329,7 @@ def load_draft(
         quantize=quantize,
         plain=plain,
         share=share,
+        positions=positions,
     )
 
 
@@ -338,6 +346,7 @@ def build_model(
     quantize: str | None = None,
     plain: bool = False,
     share: ModelShard | None = None,
+    positions: int | None = None,
 ) -> StackType:
     check_quantize(quantize, device, dtype)
     with ExitStack() as stack:
@@ -365,6 +374,7 @@ def build_model(
             narrow=narrow or rounds,
             rounds_published=rounds is not None,
             parts_by_name=wanted,
+            positions=positions,
         )
         weights.log_unpacked()
     if packs or quantize == "int4":

@@ -114,7 +114,7 @@ class Job(Request):
             raise ValueError(
                 f"unknown role {forward.model!r}; the roles are {', '.join(self.tables)}"
             )
-        config = self.pairing.runners[forward.model].config
+        model = self.pairing.runners[forward.model].model
         read = forward.read
         processors = () if read.is_given else self.processors
         top = self.top_logprobs if read.top_logprobs is None else read.top_logprobs
@@ -122,7 +122,8 @@ class Job(Request):
         return ScheduledForward.from_forward(
             forward,
             self.tables[forward.model],
-            config,
+            model.config,
+            positions=len(model.cos),
             layers=() if forward.features_for is None else self.feature_layers(forward),
             processors=self.pairing.processors[forward.model] + processors,
             top_logprobs=top,

@@ -54,6 +54,7 @@ class ScheduledForward(Forward):
         table: PageTable,
         config: ModelConfig,
         *,
+        positions: int | None = None,
         layers: tuple[int, ...] = (),
         processors: tuple[Processor, ...] = (),
         top_logprobs: int = 0,
@@ -63,7 +64,7 @@ class ScheduledForward(Forward):
         """Check a forward; raise `ValueError` or `TypeError` where its model cannot run it."""
         forward.check_bounds(
             vocab=config.vocab,
-            length=config.max_length,
+            length=config.max_length if positions is None else positions,
             slots=table.size,
             written=table.written,
             feature_size=0 if config.feature_widths else config.feature_size,

@@ -100,6 +100,7 @@ class Runner:
             scratch=SCRATCH_SLOTS if record else 0,
             sequences=sequences,
         )
+        model.extend_rotary_tables(len(self.cache))
         # 8-bit activations: rounding that depends on the batch may change a whole code.
         double = is_quantized(model)
         self.backend = backend_by_shape(

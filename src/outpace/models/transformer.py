@@ -290,15 +290,24 @@ class Stack(nn.Module, ABC):
         for name, table in zip(("cos", "sin"), self.build_rotary_tables(), strict=True):
             self.register_buffer(name, table, persistent=False)
 
-    def build_rotary_tables(self) -> tuple[Tensor, Tensor]:
-        """Return rotary tables for all supported positions, those of all ropes concatenated."""
-        ropes, length = self.config.ropes, self.config.max_length
+    def build_rotary_tables(self, positions: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return rotary tables, those of all ropes concatenated.
+
+        `positions` is their length, by default that of the context.
+        """
+        ropes = self.config.ropes
+        length = self.config.max_length if positions is None else positions
         if torch.get_default_device().type == "meta":
             # To compute on the meta device, PyTorch loads its compiler, which takes two seconds.
             shape = length, sum(rope.width(size) for rope, size in ropes)
             return torch.empty(shape), torch.empty(shape)
         cos, sin = zip(*(rotary_tables(*rope, length) for rope in ropes), strict=True)
         return torch.cat(cos, -1), torch.cat(sin, -1)
+
+    def extend_rotary_tables(self, slots: int) -> None:
+        """Extend the rotary tables to the positions that a cache of this many slots can have."""
+        if (length := min(slots, self.config.max_length)) > len(self.cos):
+            self.cos, self.sin = (table.to(self.cos) for table in self.build_rotary_tables(length))
 
     def rotary_angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine `[T, 1, D]` at `positions i64[T]`, all ropes concatenated."""
