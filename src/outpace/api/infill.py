@@ -134,7 +134,7 @@ class InfillLayout:
     def build_constraint(
         self, compiler: Compiler, sequential: bool, size: int, wait: bool
     ) -> InfillConstraint:
-        """Return the constraint to this template over `size` tokens; raises as `Cloze.of`."""
+        """Return the constraint to this template over `size` tokens, as `from_holes`."""
         return InfillConstraint.from_holes(
             compiler,
             self.holes,

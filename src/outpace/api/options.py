@@ -494,7 +494,9 @@ class RequestOptions:
         """Raise `OptionError` for options that would cut off or extend a constrained answer."""
         rule, use = self.rule, self.tool_use
         what = rule[0] if rule else None
-        names = [each for each in option_names("ending") if each != "stop_ids"]  # see `ends_of`
+        names = [
+            each for each in option_names("ending") if each != "stop_ids"
+        ]  # see `resolve_stop_ids`
         if use is not None:
             names.remove("stop")
             if use.choice != "auto":

@@ -204,7 +204,7 @@ def apply_top_k_min_p(
 
 
 Score = Literal["confidence", "entropy", "logprob", "margin", "rank", "acceptance"]
-"""Scores of a token; `rank` belongs to the reads of `scoring`, the three before it to `rules`.
+"""Scores of a token. `token_scores` computes the first four, and reads of `GivenTokens` the rank.
 
 `acceptance` is that of a draft's own head, and of no read.
 """

@@ -151,7 +151,7 @@ class GraphCache:
         return [*forwards, padding]
 
     def run_pass(self, batch: AttentionBatch, layers: Collection[int]) -> HiddenStates | None:
-        """Return hidden states as `Stack.capture` does; None where a pass cannot be recorded."""
+        """Return what `Stack.capture_layers` does; None where a pass cannot be recorded."""
         inputs = batch_arrays(batch)
         if (
             len(batch.ids) not in GRAPH_SIZES

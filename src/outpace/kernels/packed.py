@@ -1,7 +1,7 @@
 """Matrices in blocks of 4 to 8 bits, packed into tiles without loss, and products with them.
 
 The block formats are those of GGUF, and `INT4`: 32 codes of 4 bits with a float16 scale and a whole
-zero point, which represent `scale * (code - zero point)` (`int4.py`).
+zero point, which represent `scale * (code - zero point)`.
 
 A tile has 16 outputs. For each block of 32 inputs it has their scales and minima, then their codes:
 one register holds the codes of 16 outputs and four inputs (packed.c). Rows are quantized to 8 bits

@@ -1,6 +1,6 @@
 """Sampling and scoring of logits in Triton: one program per row, read in its own dtype.
 
-The reference implementations are `sampling.py`, `cut.py` and `noise.py` in `decoding/`.
+The reference implementation is `decoding/sampling.py`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Draft(Stack):
         return rows
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[..., vocab]` of hidden states `[..., dim]`; `NEVER` outside the head."""
+        """Return logits `[..., vocab]` of states `[..., dim]`; `BANNED_LOGIT` outside the head."""
         logits = self.head_logits(hidden)
         if (tokens := self.head_tokens) is None:
             return logits if self.unembedding is None else logits.float()
