@@ -10,6 +10,7 @@ FOREIGN = {
     *("qwen3_next_mtp", "qwen3_5_mtp", "request_router_kwargs", "RAY_ADDRESS"),
     *("gsm8k_cot", "mbpp_instruct", "exact_match", "hf"),  # of lm-evaluation-harness
     *("nohup", "PATH", "MODEL", "METHOD", "RECIPE", "TARGET", "ADAPTER"),  # of commands
+    *("FILE", "CLASS", "ORG", "REPO", "sha256sum"),
     *("eot_id", "eospadding", "extract", "Id", "be", "The", "sequence"),  # parts of texts
 }
 """Names that are not in the package. Each must occur, so that none outlives its use."""

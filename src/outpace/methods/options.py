@@ -59,7 +59,7 @@ def find_method(name: str) -> type[Method]:
 
 
 METHOD_FILE = ".py:"
-"""Part of a name that denotes a class of a local file, as in `my.py:Jacobi`."""
+"""Part of a name that denotes a class of a local file."""
 
 
 def open_method(name: str) -> type[Method]:
