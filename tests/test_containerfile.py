@@ -1,4 +1,4 @@
-"""The Containerfile, as far as it can be checked without building an image."""
+"""Files of `deploy/`, as far as they can be checked without building an image."""
 
 import ast
 import json
@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
+from outpace.server.settings import read_config
 from shown import ROOT
 
 DEPLOY = ROOT / "deploy"
+ZOO = {path.name for path in (ROOT / "src/outpace/zoo").iterdir()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -35,6 +37,8 @@ def read_stages() -> list[list[Instruction]]:
 
 STAGES = read_stages()
 RUNS = [each.text for stage in STAGES for each in stage if each.name == "RUN"]
+UNIT = (DEPLOY / "outpace.service").read_text()
+INSTALLATION = re.findall(r"^#   (.+)$", UNIT, re.MULTILINE)
 
 
 def test_variables_are_declared() -> None:
@@ -62,20 +66,24 @@ def test_copied_files_exist() -> None:
                     assert f"venv {source}" in made
                 else:
                     assert (ROOT / source).exists()
-    ignored = (DEPLOY / "Containerfile.containerignore").read_text().split()
+    context = (ROOT / ".dockerignore").read_text().split()
+    assert context[0] == "*"
+    copied = [line[1:] for line in context if line.startswith("!")]
+    ignored = [line for line in context[1:] if not line.startswith("!")]
     (module,) = PROJECT["tool"]["setuptools"]["ext-modules"]
     read = ["pyproject.toml", PROJECT["project"]["readme"], *module["sources"], *module["depends"]]
     tracked = [str(path.relative_to(ROOT)) for path in (ROOT / "src/outpace").rglob("*.py")]
     for path in [*read, *tracked]:
         assert (ROOT / path).exists()
         places = [path, *(str(each) for each in (ROOT / path).relative_to(ROOT).parents)]
+        assert {*places} & {*copied}, path
         assert not any(fnmatch(place, pattern) for place in places for pattern in ignored), path
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", [*RUNS, *INSTALLATION])
 def test_commands_are_valid(command: str) -> None:
     subprocess.run(["sh", "-n", "-c", command], check=True)
-    for named in re.findall(r"/source\[(.*?)\]", command):
+    for named in re.findall(r"(?:/source|\.)\[(.*?)\]", command):
         assert {*named.split(",")} <= {*PROJECT["project"]["optional-dependencies"]}
     assert "apt-get install" not in command or "--yes" in command
 
@@ -87,8 +95,27 @@ def test_users_are_created_and_own_the_volumes() -> None:
     texts = [f"{each.name} {each.text}" for each in STAGES[-1]]
     start = texts.index("USER outpace")
     assert all(f"RUN mkdir {folder}" in texts[start:] for folder in folders)
-    (user,) = re.findall(r"^User=(.+)$", (DEPLOY / "outpace.service").read_text(), re.MULTILINE)
-    assert f"`useradd --system {user}`" in (ROOT / "docs/operating.md").read_text()
+    (user,) = re.findall(r"^User=(.+)$", UNIT, re.MULTILINE)
+    assert f"useradd --system {user}" in INSTALLATION
+
+
+def test_unit_starts_what_its_commands_install_within_a_limit_of_memory() -> None:
+    settings = dict(re.findall(r"^(\w+)=(.+)$", UNIT, re.MULTILINE))
+    assert 0 < int(settings["MemoryMax"].removesuffix("%")) < 100
+    program, *words = settings["ExecStart"].split()
+    assert f"python3 -m venv {program.removesuffix('/bin/outpace')}" in INSTALLATION
+    for path in (words[words.index("--config") + 1], settings["LoadCredential"].split(":")[1]):
+        assert any(command.rstrip(")").endswith(f" {path}") for command in INSTALLATION)
+
+
+def test_compose_serves_a_published_model_and_has_no_known_password() -> None:
+    assert not {entry.path for entry in read_config(DEPLOY / "serve.toml").models.values()} & ZOO
+    compose, ignored = (DEPLOY / "compose.yaml").read_text(), (ROOT / ".gitignore").read_text()
+    secrets = dict(re.findall(r"^  (\w+):\n    file: \./(\w+)$", compose, re.MULTILINE))
+    assert all(f"/deploy/{file}\n" in ignored for file in secrets.values())
+    grafana = compose.partition("  grafana:")[2]
+    (password,) = re.findall(r"GF_SECURITY_ADMIN_PASSWORD__FILE: /run/secrets/(\w+)", grafana)
+    assert f"secrets: [{password}]" in grafana and password in secrets
 
 
 def test_image_is_served_and_checked() -> None:
