@@ -3,10 +3,10 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo near test nightly mutants check docs gallery clean
+.PHONY: demo near test nightly mutants wheels check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
-.venv/core: pyproject.toml setup.py $(wildcard src/outpace/*/*.[ch])
+.venv/core: pyproject.toml $(wildcard src/outpace/*/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install torch==2.13.0
 	$(BIN)/pip install --editable .
@@ -16,9 +16,9 @@ BIN := .venv/bin
 	$(BIN)/pip install --editable '.[dev]'
 	touch $@
 
-# Ray, and a release of OpenAI's client beside that of the development extra.
+# Ray, the linker of wheels, and a release of OpenAI's client beside that of the development extra.
 .venv/nightly: .venv/dev
-	$(BIN)/pip install --editable '.[dev,ray]'
+	$(BIN)/pip install --editable '.[dev,ray]' 'ziglang>=0.15'
 	$(BIN)/pip install --target .venv/openai2 'openai>=2,<3'
 	touch $@
 
@@ -47,6 +47,16 @@ nightly: .venv/nightly
 
 mutants: .venv/dev
 	$(BIN)/python tests/mutants.py
+
+# GCC compiles, so that a wheel is as fast as an installation; zig links with the symbols of glibc 2.28.
+wheels: .venv/nightly
+	for processor in x86_64 aarch64; do \
+	    export CC=$$processor-linux-gnu-gcc; \
+	    LDSHARED="$(abspath $(BIN))/python -m ziglang cc -target $$processor-linux-gnu.2.28 -shared" \
+	    LDFLAGS=$$($$CC -print-libgcc-file-name) $(BIN)/python -m build --no-isolation \
+	        -C--build-option=--plat-name=manylinux_2_28_$$processor; \
+	    $(BIN)/python -m zipfile -l dist/*-manylinux_2_28_$$processor.whl | grep _compiled.abi3.so; \
+	done
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -23,7 +23,7 @@ from near import ROOT, near_tests
 
 PATCHES = ROOT / "tests" / "mutants"
 COPIED = ("src", "tests", "benchmarks", "docs", "examples", "deploy", "README.md", "Makefile")
-COPIED += ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "setup.py")
+COPIED += ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "pyproject.toml")
 STAGE = 40
 """Test files that one process collects; the nearest come first, and a fault ends the rest."""
 LIMIT = 900.0

@@ -1,5 +1,8 @@
 /* OpenMP's threads, which PyTorch's operators use as well, or a pool that does not wait for late threads.
 
+   OpenMP is the library that PyTorch loaded, by its two functions: this file needs no compiler with OpenMP,
+   and never loads a second library, whose threads would compete with those of the first.
+
    OpenMP joins all threads at the end of a call. If another program has the processor of one, each of the
    hundreds of calls in a pass waits for milliseconds until that thread runs again. For the pool, a call is
    over when all numbers are finished: a thread that did not run in the meantime has missed it. But while
@@ -11,9 +14,6 @@
 
 #if X86 || ARM
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -166,31 +166,35 @@ static void run_with_pool(int threads) {
     }
 }
 
+/* OpenMP of GCC; LLVM's and Intel's libraries have the same functions. NULL where none is loaded. */
+__attribute__((weak)) void GOMP_parallel(void (*run)(void *), void *context, unsigned threads, unsigned flags);
+__attribute__((weak)) int omp_get_thread_num(void);
+
+/* The share of one of OpenMP's threads, and the caller's time at its end. */
+struct share {
+    int threads;
+    int64_t finished;
+};
+
+static void run_share(void *context) {
+    struct share *share = context;
+    const int own = omp_get_thread_num();
+    run_ranges(own, share->threads);
+    if (!own) share->finished = read_clock();
+}
+
 /* Run with OpenMP's threads; return whether one of them was late. */
 static int run_with_openmp(int threads) {
     const int64_t begin = read_clock();
-    int64_t finished = begin;
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-    {
-        const int own = omp_get_thread_num();
-        run_ranges(own, threads);
-        if (!own) finished = read_clock();
-    }
-#endif
-    return read_clock() - finished > LATE + finished - begin;
+    struct share share = {threads, begin};
+    GOMP_parallel(run_share, &share, threads, 0);
+    return read_clock() - share.finished > LATE + share.finished - begin;
 }
-
-#ifdef _OPENMP
-static const int has_openmp = 1;
-#else
-static const int has_openmp = 0;
-#endif
 
 /* Run a call, which holds the mutex `caller`. */
 static void run_call(int threads) {
     static int64_t detour_end;
-    if (has_openmp && read_clock() >= detour_end) {
+    if (GOMP_parallel && read_clock() >= detour_end) {
         if (run_with_openmp(threads)) detour_end = read_clock() + DETOUR;
         return;
     }
