@@ -36,7 +36,7 @@ from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope
 
 LOG = logging.getLogger(__name__)
-ROPE_BASE = "rope.freq_base"
+ROPE_BASE, KEY_LENGTH = "rope.freq_base", "attention.key_length"
 METADATA_FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -45,7 +45,7 @@ METADATA_FIELDS = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.key_length": "head_dim",
+    KEY_LENGTH: "head_dim",
     "attention.causal": "causal",
     SLIDING_WINDOW_METADATA: "sliding_window",
     ROPE_BASE: "rope_theta",
@@ -79,7 +79,7 @@ SCALING_FIELDS = {
 REQUIRED_METADATA = ("context_length", "attention.layer_norm_rms_epsilon")
 """Metadata without a default in this format; those of a `config.json` are not meant here."""
 
-SHAPE_METADATA = ("attention.head_count_kv", "attention.key_length")
+SHAPE_METADATA = ("attention.head_count_kv", KEY_LENGTH)
 """Metadata whose defaults follow from the attention heads."""
 
 HEAD_SIZE_METADATA = ("attention.value_length", "rope.dimension_count")
@@ -245,7 +245,8 @@ def check_metadata(
         # Without a head size, the metadata that it follows from are invalid.
         if (value := metadata.pop(name, size)) != size is not None:
             raise ValueError(
-                f"{full_name(name, form)} must be the head size {size}, got {shorten(value)}"
+                f"{full_name(name, form)} must be the head size {shorten(size)}, as is "
+                f"{full_name(KEY_LENGTH, form)}, got {shorten(value)}"
             )
     for name in NEUTRAL_METADATA:
         if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
