@@ -20,7 +20,7 @@ def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("tiny-ar", "tiny-ar"),
+        ("tiny-dflash", "tiny-dflash"),
         ("tiny-ar autoregressive fast", "fast"),
         ("tiny-ar nonsense", "nonsense"),
         ("tiny-dream apd ratio=0.5", "verifier"),

@@ -235,7 +235,7 @@ def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
     (end,) = model.eos
     common: Options = {"max_tokens": 80, **RULES[1]}
     (free,) = model.generate(QUESTION, **common)
-    monkeypatch.setattr(model, "eos", frozenset())
+    monkeypatch.setattr(type(model), "eos", frozenset())
     (same,) = model.generate(QUESTION, stop_ids=[end], **common)
     assert (same.ids, same.finish_reason) == (free.ids, "stop")
 

@@ -1,18 +1,22 @@
 """Test what a constraint compiler refuses, requires and caches."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
 from tokenizers.models import BPE, WordLevel
 
 from constrained import llm
-from outpace import Hole
-from outpace.constraint import compiler
+from outpace import Hole, OptionError
+from outpace.constraint import calls, compiler, dfa
+from outpace.constraint.calls import GENERIC_FORMAT, tools_dfa
 from outpace.constraint.compiler import Compiler, NotCompiledError
+from outpace.constraint.dfa import Dfa, DfaCache
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import D2F, FastDLLM, Method
@@ -34,6 +38,21 @@ def doubling(levels: int) -> dict[str, Any]:
     each = [{"type": "array", "maxItems": 0, "items": {"$ref": f"#/$defs/{n}"}} for n in range(99)]
     defs: dict[str, Any] = {str(n): {"anyOf": [each[n + 1]] * 2} for n in range(levels)}
     return {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "null"}}}
+
+
+def chain(count: int, link: str = "{}", name: str = "r{}", last: str = '"b"') -> str:
+    """A grammar whose rules or terminals refer to one another in a chain."""
+    links = (link.format(name.format(number + 1)) for number in range(count))
+    rules = [f"{name.format(number)}: {link}" for number, link in enumerate(links)]
+    return "\n".join([f"start: {name.format(0)}", *rules, f"{name.format(count)}: {last}"])
+
+
+def growing(levels: int) -> str:
+    """Return a grammar with a schema that doubles at each level where it is expanded."""
+    each = [{"minItems": 1, "$ref": f"#/$defs/{number + 1}"} for number in range(levels)]
+    defs: dict[str, Any] = {str(n): {"prefixItems": [each[n]] * 2} for n in range(levels)}
+    whole = {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "array"}}}
+    return f"start: %json {json.dumps(whole)}"
 
 
 SETS = "".join(f"[a{chr(0x4E00 + number)}]?" for number in range(5000))
@@ -79,6 +98,17 @@ BAD: list[tuple[str, Any]] = [
     ("choices", [n[::-1] * 2 for n in MANY[:5000]]),
     ("choices", ["\ud800"]),
     ("grammar", "start: )("),
+    ("grammar", chain(3000)),
+    ("grammar", chain(3000, '{0} {0} | "a"')),
+    ("grammar", chain(6000, name="T{}")),
+    ("grammar", chain(40, "{0} {0}", name="T{}")),
+    ("grammar", growing(22)),
+    ("grammar", 'start: %json {"items": ' + '{"items": ' * 9000 + "{}" + "}" * 9001),
+    ("grammar", "start: %json {a"),
+    ("grammar", "start: " + "a{" * 30_000 + "b" + "}" * 30_000),
+    ("grammar", "%ignore /(" + "a*" * 10_000 + ')*/\nstart: "b"'),
+    ("grammar", "start: " + "a " * 40_000 + '\na: "x" |'),
+    ("regex", "[^" + "".join(map(chr, range(0x10000, 0x20000, 2))) + "]"),
 ]
 BAD_COUNTS: list[tuple[str, Any]] = [
     ("schema", doubling(14)),
@@ -126,7 +156,7 @@ def test_a_grammar_requires_left_to_right_decoding() -> None:
 
 
 def test_a_constraint_requires_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm("tiny-ar"), "eos", frozenset())
+    monkeypatch.setattr(type(llm("tiny-ar")), "eos", frozenset())
     check_refused("tiny-ar", "regex", regex="a")
 
 
@@ -197,10 +227,71 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     first = next(iter(one.compiled_rules.values()))
     one.build_constraint(("regex", "b"), **SLOTS)
     assert list(one.compiled_rules.values()) == [first]
-    monkeypatch.setattr(compiler, "MAX_CACHED_ENTRIES", first.cache_entries + 1)
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", first.cached_bytes + 50)
     for number in range(2, 6):
         one.build_constraint(("regex", f"b{{{number}}}"), **SLOTS)
         assert len(one.compiled_rules) == 1
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 150_000)
+    for number in range(1, 7):  # whose texts alone take 0.2 MB
+        one.build_constraint(("regex", f"(?#{'x' * 9000})b{{{number}}}"), **SLOTS)
+    assert 1 < len(one.compiled_rules) < 6
+
+
+@pytest.mark.parametrize("grammar", ['start: "b"', chain(2500), "start: " + '"b" | ' * 500 + '"b"'])
+def test_grammars_share_one_vocabulary(grammar: str) -> None:
+    one, read = Compiler(pieces(), None), []
+    for ends in (frozenset({0}), frozenset({0, 1})):
+        slots = {**SLOTS, "ends": ends}
+        constraint: Any = one.build_constraint(("grammar", grammar), **slots)
+        read.append(one.grammar_vocabularies[6])
+        for tokens, allowed in ((), {5}), ((5,), ends):
+            logits = torch.zeros(1, 6)
+            constraint(logits, [len(tokens)], tokens)
+            assert {*logits[0].eq(0).nonzero().flatten().tolist()} == allowed
+    assert read[0] is read[1] and len(one.compiled_rules) == 2
+
+
+def test_automata_of_patterns_are_kept_by_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DfaCache()
+    build = cache.keep_dfas(Dfa.from_pattern)
+    monkeypatch.setattr(dfa, "MAX_KEPT_BYTES", 300_000)
+    assert build("a{50}") is build("a{50}")
+    for number in range(1, 60):
+        build(f"a{{{number}}}")
+    sizes = [found.table.nbytes for found, _ in cache.entries.values()]
+    assert len(sizes) > 1 and cache.num_bytes >= sum(sizes) and cache.num_bytes <= 300_000
+
+
+def test_the_length_of_a_prompt_comes_before_a_constraint() -> None:
+    model = llm("tiny-ar")
+    compiled = [*model.compiler.compiled_rules]
+    check_refused("tiny-ar", "max_tokens", regex="(a|b)*a(a|b){25}", max_tokens=10**6)
+    assert [*model.compiler.compiled_rules] == compiled
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_dear_tools_together_have_one_bound_of_work(
+    monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    monkeypatch.setattr(calls, "MAX_PART_STEPS", 20_000)
+    dear = [{"type": "string", "pattern": f"^[ab]*a[ab]{{5}}{number}$"} for number in range(60)]
+    names = [f"f{place}" for place in range(60)]
+    parts = [{"type": "object", "properties": {"a": each}} for each in dear]
+    functions = [*zip(names, range(60), parts, strict=True)]
+    rule = {
+        "functions": functions,
+        "free": False,
+        "single": True,
+        "strict": names if strict else (),
+    }
+    if strict:
+        with pytest.raises(OptionError) as refused:
+            tools_dfa(json.dumps(rule), GENERIC_FORMAT)
+        assert refused.value.param.endswith(".function.parameters")
+        return
+    whole = tools_dfa(json.dumps(rule), GENERIC_FORMAT)
+    call = '{"name": "%s", "arguments": {"a": "x'
+    assert whole.walk((call % names[0]).encode()) < 0 <= whole.walk((call % names[-1]).encode())
 
 
 def test_without_wait_a_rule_is_not_compiled() -> None:

@@ -32,7 +32,7 @@ from outpace.api.llm import LLM, prepare_answer
 from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
-from outpace.engine.stats import available_bytes, release_memory
+from outpace.engine.stats import available_bytes, release_memory, trim_heap
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ class BackgroundWork:
         try:
             return work()
         finally:
+            trim_heap()  # a compilation may use a GiB for some seconds
             self.count_running(-1)
 
     def count_running(self, change: int) -> None:
@@ -334,6 +335,9 @@ class EngineLoop:
 
     def run(self) -> None:
         """Run until a step fails repeatedly. Raises `ConnectionEndedError`."""
+        import ctypes
+
+        ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)
         while True:
             self.process_commands(self.wait_seconds)
             self.is_due = self.notification_budget.is_due

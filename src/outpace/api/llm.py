@@ -131,22 +131,21 @@ def build_processors(
 
 
 def build_constraint(
-    llm: LLM,
-    options: RequestOptions,
-    method: Method,
-    pairing: Pairing,
-    form: AnswerFormat,
-    slots: range,
-    ends: frozenset[int],
-    wait: bool,
+    llm: LLM, options: RequestOptions, answer: PendingAnswer, wait: bool
 ) -> Constraint | None:
-    """Return the constraint on an answer in `slots`, or None if it is unconstrained.
+    """Return the constraint on an answer, or None if it is unconstrained.
+
+    The length is checked first, because a compilation may take seconds.
 
     Raises:
-        OptionError: If no answer satisfies the constraint.
+        OptionError: If no answer satisfies the constraint, or the prompt is too long.
         Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
     """
-    most, rule, thoughts = options.max_reasoning_tokens, options.rule, form.thoughts
+    pairing, sequential = answer.pairing, answer.method.is_sequential
+    if answer.layout is not None:
+        return answer.layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
+    pairing.check_room(answer.method, answer)
+    most, rule, thoughts = options.max_reasoning_tokens, options.rule, answer.format.thoughts
     if most is not None and thoughts is not None:
         rule = rule or FREE_RULE
     if rule is None:
@@ -155,16 +154,16 @@ def build_constraint(
         thoughts = None  # a grammar cannot follow thoughts, which the prompt does not require
     return llm.compiler.build_constraint(
         rule,
-        sequential=method.is_sequential,
-        begin=slots.start,
-        limit=slots.stop,
+        sequential=sequential,
+        begin=len(answer.prompt),
+        limit=answer.limit,
         size=pairing.vocab,
-        ends=ends,
+        ends=answer.eos | answer.stop_ids,
         mask_id=pairing.target.mask_id,
         wait=wait,
         thoughts=thoughts,
         max_thoughts=most,
-        calls=form.calls,
+        calls=answer.format.calls,
     )
 
 
@@ -632,11 +631,6 @@ def prepare_answer(
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
         stop_ids |= detokenizer.stop_tokens.keys()
-        where = form, range(len(ids), len(ids) + max_tokens), ends | stop_ids
-        constraint = build_constraint(llm, options, method, pairing, *where, wait)
-    else:
-        sequential = method.is_sequential
-        constraint = layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
     answer = PendingAnswer(
         method=method,
         pairing=pairing,
@@ -653,8 +647,7 @@ def prepare_answer(
         top_logprobs=int(options.top_logprobs),
         prompt_logprobs=options.prompt_logprobs,
         choices=encode_choices(llm, options, form.thoughts, max_tokens),
-        processors=(*processors, *([] if constraint is None else [constraint])),
-        constraint=constraint,
+        processors=tuple(processors),
         fixed_tokens={} if layout is None else layout.given,
         is_infill=layout is not None,
     )
@@ -664,6 +657,10 @@ def prepare_answer(
             llm.engine.cancel(answer)
 
     answer.listener = on_tokens if streams or detokenizer.may_stop else None
+    constraint = build_constraint(llm, options, answer, wait)
+    if constraint is not None:
+        answer.constraint = constraint
+        answer.processors += (constraint,)
     llm.engine.prepare_job(answer)
     return answer
 

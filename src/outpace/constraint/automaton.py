@@ -80,6 +80,11 @@ class TokenAutomaton:
         self.table[self.end] = self.end
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of its arrays."""
+        return sum(map(count_bytes, vars(self).values()))
+
+    @property
     def end(self) -> int:
         return len(self.accepts) - 1
 
@@ -176,6 +181,18 @@ class TokenAutomaton:
         reached = np.zeros_like(states)
         reached[self.pairs[0][states[self.pairs[1]]]] = True
         return reached
+
+
+def count_bytes(value: object) -> int:
+    """Return the memory of an array, or of those in a list or in ranges; 0 for anything else."""
+    match value:
+        case np.ndarray():
+            return value.nbytes
+        case list():
+            return sum(map(count_bytes, value))
+        case OwnerSpans():
+            return value.counts.nbytes + value.firsts.nbytes
+    return 0
 
 
 def classify_tokens(

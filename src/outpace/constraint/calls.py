@@ -23,7 +23,7 @@ from outpace.constraint.dfa import (
 from outpace.constraint.keywords import SchemaReader, SubSchema, resolve_reference
 from outpace.constraint.pattern import TooLargeError, UnsupportedError
 from outpace.constraint.pieces import piece_dfa
-from outpace.constraint.schema import SchemaWriter, check_schema_limits
+from outpace.constraint.schema import MAX_PART_STEPS, SchemaWriter, check_schema_limits
 from outpace.constraint.strings import search_pattern_dfa
 from outpace.constraint.thoughts import free_text_dfa
 from outpace.constraint.vocabulary import special_tokens_in
@@ -53,17 +53,20 @@ MAPPINGS = ("properties", "$defs", "definitions")
 """Keywords whose values are lists and mappings of schemas."""
 
 
-def loosen_schema(schema: Mapping[str, Any]) -> Any:
-    """Return a schema of keywords that an automaton holds; each object of the old one fits it."""
+def loosen_schema(schema: Mapping[str, Any], budget: StepBudget) -> Any:
+    """Return a schema of keywords that an automaton holds; each object of the old one fits it.
+
+    Patterns are dropped where the budget does not suffice.
+    """
     schema = {**schema, "nullable": False}  # so that references find their targets
-    return loosen_part(schema, loosen_part(schema, schema))
+    return loosen_part(schema, loosen_part(schema, schema, budget), budget)
 
 
-def loosen_part(schema: Any, root: Any) -> Any:
+def loosen_part(schema: Any, root: Any, budget: StepBudget) -> Any:
     """Return a looser part of a schema, with the references whose targets `root` has."""
     if not isinstance(schema, Mapping):
         return schema
-    found = {name: rule for name, rule in schema.items() if is_held(name, rule, root)}
+    found = {name: rule for name, rule in schema.items() if is_held(name, rule, root, budget)}
     if "patternProperties" in schema:  # so names of members are unknown
         found = {name: rule for name, rule in found.items() if name not in OBJECT_KEYWORDS}
     if "enum" in found or "const" in found:
@@ -71,7 +74,7 @@ def loosen_part(schema: Any, root: Any) -> Any:
     if "oneOf" in found:
         both = [{"anyOf": found.pop("oneOf")}, *found.get("allOf", ())]
         found |= both[0] if "anyOf" not in found and len(both) == 1 else {"allOf": both}
-    found = map_parts(found, partial(loosen_part, root=root))
+    found = map_parts(found, partial(loosen_part, root=root, budget=budget))
     return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True else found
 
 
@@ -95,7 +98,7 @@ def drop_texts(schema: Any) -> Any:
     return map_parts({n: rule for n, rule in schema.items() if n not in TEXTS}, drop_texts)
 
 
-def is_held(name: str, rule: Any, root: Any) -> bool:
+def is_held(name: str, rule: Any, root: Any, budget: StepBudget) -> bool:
     """Return whether a loosened schema keeps a keyword with this value."""
     if name not in HELD_KEYWORDS:
         return False
@@ -117,7 +120,7 @@ def is_held(name: str, rule: Any, root: Any) -> bool:
         case str() if name == "$ref":
             return is_reference_held(rule, root)
         case str() if name == "pattern":
-            return is_pattern_held(rule)
+            return is_pattern_held(rule, budget)
     return True
 
 
@@ -130,10 +133,10 @@ def is_reference_held(reference: str, root: Any) -> bool:
     return HELD_REFERENCE.fullmatch(reference) is not None
 
 
-def is_pattern_held(pattern: str) -> bool:
+def is_pattern_held(pattern: str, budget: StepBudget) -> bool:
     """Return whether an automaton can search for a pattern."""
     try:
-        search_pattern_dfa(pattern, "#")
+        search_pattern_dfa(pattern, "#", budget)
     except ValueError:
         return False
     return True
@@ -315,6 +318,8 @@ class CallBudget:
     values_read: Iterator[int] = field(default_factory=count)
     loosened: dict[str, str] = field(default_factory=dict)
     steps: StepBudget = field(default_factory=lambda: StepBudget(8 * MAX_DETERMINIZE_STEPS))
+    part_steps: StepBudget = field(default_factory=lambda: StepBudget(MAX_PART_STEPS))
+    built: dict[str, Dfa] = field(default_factory=dict)
 
 
 class CallBuilder:
@@ -455,13 +460,17 @@ def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
     """
     try:
         check_schema_limits(schema)
+        if (key := json.dumps(schema)) in budget.built:
+            return budget.built[key]
         if isinstance(schema, dict) and schema.get("properties") == {}:
             schema = {"additionalProperties": False, **schema}
         parts = [SubSchema(schema, "#"), SubSchema({"type": "object"}, "#")]
         reader = SchemaReader(schema, budget.values_read)
-        dfa = piece_dfa(SchemaWriter(reader).write_value(parts), budget.steps)
+        piece = SchemaWriter(reader, budget.part_steps).write_value(parts)
+        dfa = piece_dfa(piece, budget.steps)
         if not len(dfa.table):
             raise ValueError("no arguments match it")
+        budget.built[key] = dfa
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         param = f"tools[{place}].function.parameters"
@@ -479,7 +488,7 @@ def loose_arguments_dfa(name: str, place: int, schema: Any, budget: CallBudget) 
         return arguments_dfa(place, schema, budget)
     except OptionError as error:
         try:
-            found = arguments_dfa(place, loosen_schema(schema), budget)
+            found = arguments_dfa(place, loosen_schema(schema, budget.part_steps), budget)
         except OptionError as other:
             if not isinstance(other.__cause__, UnsupportedError | TooLargeError):
                 raise error from None

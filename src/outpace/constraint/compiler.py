@@ -15,7 +15,12 @@ from torch import Tensor
 from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
 from outpace.constraint.calls import CallFormat, tools_dfas
 from outpace.constraint.dfa import Dfa, StateFlags
-from outpace.constraint.grammar import JSON_SPACING, CompiledGrammar, GrammarConstraint
+from outpace.constraint.grammar import (
+    JSON_SPACING,
+    CompiledGrammar,
+    GrammarConstraint,
+    GrammarVocabulary,
+)
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.constraint.schema import LARGE_COUNT, check_schema_limits, schema_dfa
@@ -157,8 +162,7 @@ class CountedSchema:
         cls,
         language: TokenLanguage,
         schema: Any,
-        tokenizer: Tokenizer,
-        size: int,
+        vocabulary: GrammarVocabulary,
         ends: frozenset[int],
     ) -> CountedSchema:
         """Add the counts of a schema to its automaton without large upper counts."""
@@ -166,14 +170,14 @@ class CountedSchema:
         return cls(
             language,
             CompiledGrammar.from_source(
-                "schema", source, tokenizer, size, ends, **JSON_SPACING, coerce_one_of=True
+                "schema", source, vocabulary, ends, **JSON_SPACING, coerce_one_of=True
             ),
         )
 
     @property
-    def cache_entries(self) -> int:
-        """Size in the cache."""
-        return self.language.cache_entries
+    def cached_bytes(self) -> int:
+        """Approximate memory that it holds, without the vocabulary."""
+        return self.language.cached_bytes + self.counts.cached_bytes
 
     @property
     def min_tokens(self) -> int:
@@ -258,12 +262,17 @@ class RuleKey(NamedTuple):
 HOLE_AUTOMATA = {"hole": HoleAutomaton, "padded hole": PaddedHoleAutomaton}
 """Automata of rules for a hole instead of an answer."""
 
-MAX_CACHED_ENTRIES = 60_000_000
-"""Maximum table entries of all cached automata."""
+MAX_CACHED_BYTES = 64 * 2**20
+"""Maximum memory of all cached rules; one that is larger is the only one."""
 
 
 CompiledRule = TokenLanguage | CompiledGrammar | CountedSchema
 """A compiled rule, from which each request creates its constraint."""
+
+
+def cached_size(key: RuleKey, rule: CompiledRule) -> int:
+    """Return the bytes of a cached rule with its text, whose characters take up to four each."""
+    return rule.cached_bytes + 4 * len(key.rule[1])
 
 
 class NotCompiledError(Exception):
@@ -277,8 +286,9 @@ class Compiler:
         self.tokenizer = tokenizer
         self.mask_id = mask_id
         self.lock, self.compile_lock = Lock(), Lock()
-        self.compiled_rules: OrderedDict[object, CompiledRule] = OrderedDict()
+        self.compiled_rules: OrderedDict[RuleKey, CompiledRule] = OrderedDict()
         self.vocabularies: dict[tuple[int, frozenset[int]], Vocabulary] = {}
+        self.grammar_vocabularies: dict[int, GrammarVocabulary] = {}
 
     def build_constraint(
         self,
@@ -351,16 +361,16 @@ class Compiler:
                 raise OptionError(*rule, f"{rule[0]}: {error}") from error
             with self.lock:
                 self.compiled_rules[key] = found
-                sizes = sum(each.cache_entries for each in self.compiled_rules.values())
-                while sizes > MAX_CACHED_ENTRIES and len(self.compiled_rules) > 1:
-                    sizes -= self.compiled_rules.popitem(last=False)[1].cache_entries
+                sizes = sum(cached_size(*each) for each in self.compiled_rules.items())
+                while sizes > MAX_CACHED_BYTES and len(self.compiled_rules) > 1:
+                    sizes -= cached_size(*self.compiled_rules.popitem(last=False))
         return found
 
     def is_compiled(self, key: RuleKey) -> bool:
         """Return whether a rule is cached."""
         return key in self.compiled_rules
 
-    def cached_rule(self, key: object) -> CompiledRule | None:
+    def cached_rule(self, key: RuleKey) -> CompiledRule | None:
         with self.lock:
             if key in self.compiled_rules:
                 self.compiled_rules.move_to_end(key)
@@ -402,7 +412,7 @@ class Compiler:
             raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
         if key.thoughts is not None:
             raise UnsupportedError(NO_THOUGHTS)
-        return CompiledGrammar.from_source(*key.rule, self.tokenizer, key.size, key.ends)
+        return CompiledGrammar.from_source(*key.rule, self.grammar_vocabulary(key.size), key.ends)
 
     def compile_counted(
         self, source: str, size: int, ends: frozenset[int], why: TooLargeError
@@ -421,7 +431,20 @@ class Compiler:
             )
         except (TooLargeError, RecursionError):
             raise why from None
-        return CountedSchema.from_language(rest, schema, self.tokenizer, size, ends)
+        return CountedSchema.from_language(rest, schema, self.grammar_vocabulary(size), ends)
+
+    def grammar_vocabulary(self, size: int) -> GrammarVocabulary:
+        """Return the first `size` tokens for llguidance, read once."""
+        assert self.tokenizer is not None
+        if size not in self.grammar_vocabularies:
+            eos = self.tokenizer.eos_token_id
+            if eos is None or eos >= size:  # one that is never text, because `ends` may change
+                texts = token_bytes(self.tokenizer, size)
+                eos = next((token for token, text in enumerate(texts) if text is None), 0)
+            self.grammar_vocabularies[size] = GrammarVocabulary.from_tokenizer(
+                self.tokenizer, size, eos
+            )
+        return self.grammar_vocabularies[size]
 
     def token_vocabulary(self, size: int, *formats: CallFormat | ThoughtFormat) -> Vocabulary:
         """Return the bytes of the first `size` tokens.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import wraps
 from math import inf
+from threading import Lock
+from typing import ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +94,48 @@ class Dfa:
         return state
 
 
+MAX_KEPT_BYTES = 16 * 2**20
+"""Maximum memory of the automata of `keep_dfas`, with their keys."""
+
+P = ParamSpec("P")
+
+
+class DfaCache:
+    """The most recent automata of any functions, by function and arguments."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.entries: OrderedDict[object, tuple[Dfa, int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def keep_dfas(self, build: Callable[P, Dfa]) -> Callable[P, Dfa]:
+        """Return a function that builds the automaton of equal positional arguments once.
+
+        Keyword arguments limit the work.
+        """
+
+        @wraps(build)
+        def lookup(*args: P.args, **kwargs: P.kwargs) -> Dfa:
+            key = build, args
+            with self.lock:
+                if (found := self.entries.get(key)) is not None:
+                    self.entries.move_to_end(key)
+                    return found[0]
+            dfa = build(*args, **kwargs)
+            with self.lock:
+                size = dfa.table.nbytes + 4 * len(str(key))
+                self.num_bytes += size if key not in self.entries else 0
+                self.entries.setdefault(key, (dfa, size))
+                while self.num_bytes > MAX_KEPT_BYTES:
+                    self.num_bytes -= self.entries.popitem(last=False)[1][1]
+            return dfa
+
+        return lookup
+
+
+keep_dfas = DfaCache().keep_dfas
+
+
 def search_table(mark: bytes) -> TransitionTable:
     """Return the table of a search for a mark, `[len(mark), 256]` (Knuth et al., 1977).
 
@@ -132,6 +176,8 @@ def determinize_nfa(net: Nfa, budget: StepBudget | None = None) -> Dfa:
     Raises:
         TooLargeError: if it has too many states (Rabin and Scott, 1959: up to 2^n).
     """
+    budget = budget or StepBudget()
+    budget.spend(len(net.edges))
     cuts = sorted({0, 256, *(e for each in net.edges for (a, b), _ in each for e in (a, b + 1))})
     place = {cut: index for index, cut in enumerate(cuts)}
     closed = epsilon_closures(net)
@@ -143,7 +189,6 @@ def determinize_nfa(net: Nfa, budget: StepBudget | None = None) -> Dfa:
     waiting = deque(number)
     before: list[list[int]] = [[]]  # predecessors of each state
     rows: list[list[int]] = []
-    budget = budget or StepBudget()
     while waiting:
         reached, cost = step_states(moves, waiting.popleft(), len(cuts) - 1)
         budget.spend(cost)
@@ -322,12 +367,17 @@ def embed_dfa(edges: StateEdges, accepts: Sequence[bool], net: Nfa, at: int) -> 
 
 def dfa_edges(dfa: Dfa) -> StateEdges:
     """Return the byte ranges that lead from each state to others."""
-    edges: StateEdges = []
-    for row in dfa.table:
-        cuts = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), 256]
-        targets = row[cuts[:-1]].tolist()
-        spans = zip(pairwise(cuts), targets, strict=True)
-        edges.append([((low, high - 1), target) for (low, high), target in spans if target >= 0])
+    edges: StateEdges = [[] for _ in dfa.table]
+    starts = np.diff(dfa.table, axis=1, prepend=-2) != 0
+    states, lows = np.nonzero(starts)
+    highs = np.append(lows[1:], 0) - 1  # the next range, or the next state, begins there
+    targets = dfa.table[states, lows]
+    found = zip(
+        states.tolist(), lows.tolist(), (highs % 256).tolist(), targets.tolist(), strict=True
+    )
+    for state, low, high, target in found:
+        if target >= 0:
+            edges[state].append(((low, high), target))
     return edges
 
 

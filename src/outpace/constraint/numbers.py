@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from functools import lru_cache
 from math import ceil, floor, lcm
 
 import numpy as np
 
-from outpace.constraint.dfa import Dfa, determinize_nfa, intersect_dfas, minimize_dfa
+from outpace.constraint.dfa import (
+    Dfa,
+    StepBudget,
+    determinize_nfa,
+    intersect_dfas,
+    keep_dfas,
+    minimize_dfa,
+)
 from outpace.constraint.keywords import SchemaCase, SubSchema, refuse_keyword, require_type
 from outpace.constraint.pattern import pattern_nfa
 from outpace.constraint.pieces import DfaPiece, JsonPiece
@@ -83,34 +89,41 @@ EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
 """Allowed where there is no bound."""
 
 
-@lru_cache(256)
-def integer_dfa(low: int | None, high: int | None, step: int = 1) -> Dfa:
+@keep_dfas
+def integer_dfa(
+    low: int | None, high: int | None, step: int, *, budget: StepBudget | None = None
+) -> Dfa:
     """Return the automaton of integers between two bounds that are multiples of `step`."""
     if step > 1:  # remainders and digit counts together need too many states
         return minimize_dfa(
-            intersect_dfas(pattern_dfa(integer_pattern(low, high)), multiples_dfa(step))
+            intersect_dfas(
+                pattern_dfa(integer_pattern(low, high), budget=budget), multiples_dfa(step)
+            )
         )
     most = 10 ** max_integer_digits(low, high) - 1
     low, high = -most if low is None else low, most if high is None else high
-    return minimize_dfa(pattern_dfa(integer_pattern(low, high)))
+    return minimize_dfa(pattern_dfa(integer_pattern(low, high), budget=budget))
 
 
-@lru_cache(256)
-def decimal_dfa(low: DecimalBound | None, high: DecimalBound | None) -> Dfa:
+@keep_dfas
+def decimal_dfa(
+    low: DecimalBound | None, high: DecimalBound | None, *, budget: StepBudget | None = None
+) -> Dfa:
     """Return the automaton of decimals between two bounds."""
     bounds = [bound[0] for bound in (low, high) if bound is not None]
-    dfa = minimize_dfa(pattern_dfa(number_pattern(bounds) + ("" if bounds else EXPONENT)))
+    pattern = number_pattern(bounds) + ("" if bounds else EXPONENT)
+    dfa = minimize_dfa(pattern_dfa(pattern, budget=budget))
     if low is not None:
-        dfa = intersect_dfas(dfa, pattern_dfa(at_least_pattern(*low)))
+        dfa = intersect_dfas(dfa, pattern_dfa(at_least_pattern(*low), budget=budget))
     if high is not None:
-        dfa = intersect_dfas(dfa, pattern_dfa(at_most_pattern(*high)))
+        dfa = intersect_dfas(dfa, pattern_dfa(at_most_pattern(*high), budget=budget))
     return minimize_dfa(dfa)
 
 
-@lru_cache(256)
-def pattern_dfa(pattern: str) -> Dfa:
+@keep_dfas
+def pattern_dfa(pattern: str, *, budget: StepBudget | None = None) -> Dfa:
     """Return the automaton of a regular expression; it may have no states."""
-    return determinize_nfa(pattern_nfa(pattern))
+    return determinize_nfa(pattern_nfa(pattern), budget)
 
 
 def number_pattern(bounds: list[Decimal]) -> str:
@@ -201,14 +214,16 @@ MAX_STEP = 5_000
 """Maximum step: the remainders are states of an automaton."""
 
 
-def number_piece(case: SchemaCase, *, is_whole: bool) -> JsonPiece:
-    """Return the piece of a number for which all keywords of a case hold."""
+def number_piece(
+    case: SchemaCase, *, is_whole: bool, budget: StepBudget | None = None
+) -> JsonPiece:
+    """Return the piece of a number for which all keywords of a case hold; see `StepBudget`."""
     low, high, step = lower_bound(case), upper_bound(case), number_step(case)
     if is_whole or step is not None:
         least = None if low is None else floor(low[0]) + 1 if low[1] else ceil(low[0])
         most = None if high is None else ceil(high[0]) - 1 if high[1] else floor(high[0])
-        return DfaPiece(integer_dfa(least, most, step or 1))
-    return DfaPiece(decimal_dfa(low, high))
+        return DfaPiece(integer_dfa(least, most, step or 1, budget=budget))
+    return DfaPiece(decimal_dfa(low, high, budget=budget))
 
 
 def number_fits(value: float, case: SchemaCase) -> bool:

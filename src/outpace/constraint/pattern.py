@@ -46,6 +46,25 @@ def matched_ranges(node: Any, flags: int) -> list[CodeRange]:
     return list(exclude_range(spans, SURROGATES))
 
 
+def set_cost(node: Any, flags: int) -> int:
+    """Return how much a set of characters counts, of `MAX_CHARACTER_SETS`.
+
+    `re` compares each character with each entry of a set that has any outside the basic plane.
+    """
+    if node[0] is not _constants.IN or is_explicit_set(node, flags):
+        return 1
+    wide = any(each > "\uffff" for each in map(last_character, node[1]))
+    return 1 + (len(node[1]) // ENTRIES_PER_COST if wide else 0)
+
+
+def last_character(entry: Any) -> str:
+    """Return the last character of a literal or range in a set; for a category, a null one."""
+    kind, value = entry
+    if kind is _constants.RANGE:
+        return chr(value[1])
+    return chr(value) if kind is _constants.LITERAL else "\0"
+
+
 def is_literal(node: Any, flags: int) -> bool:
     """Return whether a node matches one literal character, case-sensitively."""
     return node[0] is _constants.LITERAL and not flags & _constants.SRE_FLAG_IGNORECASE
@@ -71,14 +90,18 @@ def exclude_range(spans: Iterable[CodeRange], hole: CodeRange) -> Iterator[CodeR
 
 
 def intersect_ranges(one: Iterable[CodeRange], other: Iterable[CodeRange]) -> list[CodeRange]:
-    """Return the characters in both sets of ranges."""
-    rest = list(other)
-    return [
-        (max(low, first), min(high, last))
-        for low, high in one
-        for first, last in rest
-        if max(low, first) <= min(high, last)
-    ]
+    """Return the characters in both sets of ranges, each in ascending order."""
+    found, (ones, others) = list[CodeRange](), (iter(one), iter(other))
+    left, right = next(ones, None), next(others, None)
+    while left is not None and right is not None:
+        low, high = max(left[0], right[0]), min(left[1], right[1])
+        if low <= high:
+            found.append((low, high))
+        if left[1] < right[1]:
+            left = next(ones, None)
+        else:
+            right = next(others, None)
+    return found
 
 
 def utf8_ranges(low: int, high: int) -> Iterator[ByteRanges]:
@@ -111,6 +134,9 @@ MAX_NFA_STATES = 60_000
 
 MAX_CHARACTER_SETS = 50
 """Maximum different sets of characters; each is matched against all characters."""
+
+ENTRIES_PER_COST = 20
+"""Entries of a slow set that count as one more set."""
 
 UNSUPPORTED_NODES = {
     "ASSERT": "look-around",
@@ -220,6 +246,7 @@ class NfaBuilder:
     flags: int
     nfa: Nfa = field(default_factory=Nfa)
     encoded_nodes: dict[str, list[ByteRanges]] = field(default_factory=dict)
+    names: dict[tuple[int, int], str] = field(default_factory=dict)
     num_sets: int = 0
 
     def add_sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
@@ -288,12 +315,12 @@ class NfaBuilder:
 
     def add_characters(self, node: Any, at: int) -> int:
         """Add one character of those that a node matches."""
-        name = f"{self.flags} {node!r}"
+        name = f"{self.flags} {node!r}" if node[0] is not _constants.IN else self.set_name(node)
         if name not in self.encoded_nodes:
-            self.num_sets += not is_literal(node, self.flags)
+            self.num_sets += 0 if is_literal(node, self.flags) else set_cost(node, self.flags)
             if self.num_sets > MAX_CHARACTER_SETS:
                 raise TooLargeError(
-                    f"it is too large: more than {MAX_CHARACTER_SETS} sets of characters"
+                    f"it is too large: more than {MAX_CHARACTER_SETS} or large sets of characters"
                 )
             self.encoded_nodes[name] = self.encode_characters(node)
         end = self.nfa.add_state()
@@ -301,6 +328,13 @@ class NfaBuilder:
         for head, *rest in self.encoded_nodes[name]:
             self.nfa.edges[at].append((head, self.tail_state(tuple(rest), tails)))
         return end
+
+    def set_name(self, node: Any) -> str:
+        """Return a text that equal sets share, written once for each set of the tree."""
+        key = self.flags, id(node[1])
+        if key not in self.names:
+            self.names[key] = f"{self.flags} {node!r}"
+        return self.names[key]
 
     def encode_characters(self, node: Any) -> list[ByteRanges]:
         """Return the bytes of the characters that a node matches."""

@@ -510,9 +510,9 @@ class TokenLanguage:
         self.no_ban = torch.zeros(len(automaton.classes), dtype=torch.bool)
 
     @property
-    def cache_entries(self) -> int:
-        """Size in the cache, in table entries."""
-        return self.automaton.table.size + 8 * len(self.automaton.pair_bundles)
+    def cached_bytes(self) -> int:
+        """Memory that it holds at present, with the sets that answers have added."""
+        return self.automaton.num_bytes + len(self.no_ban) + self.sets.used_bytes
 
     @property
     def min_tokens(self) -> int:

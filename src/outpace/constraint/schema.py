@@ -10,7 +10,7 @@ from itertools import chain
 from math import inf
 from typing import Any
 
-from outpace.constraint.dfa import Dfa
+from outpace.constraint.dfa import MAX_DETERMINIZE_STEPS, Dfa, StepBudget
 from outpace.constraint.keywords import (
     SchemaCase,
     SchemaReader,
@@ -52,6 +52,9 @@ LARGE_COUNT = 64
 MAX_SCHEMA_DIGITS = 40
 """Maximum digits of a number in a schema."""
 
+MAX_PART_STEPS = 8 * MAX_DETERMINIZE_STEPS
+"""Maximum NFA states visited for all strings and numbers of a schema; takes some seconds."""
+
 MAX_SCHEMA_DEPTH = 100
 """Maximum nesting of lists and mappings in a schema."""
 
@@ -67,7 +70,8 @@ def schema_dfa(schema: Any, room: TextRoom = None, *, loose: bool = False) -> Df
         TooLargeError: if the automaton is too large.
         ValueError: if the schema is invalid, unsatisfiable or clearly exceeds `room`.
     """
-    piece = SchemaWriter(SchemaReader(schema), loose).write_value([SubSchema(schema, "#")])
+    writer = SchemaWriter(SchemaReader(schema), StepBudget(MAX_PART_STEPS), loose)
+    piece = writer.write_value([SubSchema(schema, "#")])
     if piece.min_width < inf:
         check_room(int(piece.min_width), room)
         dfa = piece_dfa(piece)
@@ -94,6 +98,7 @@ class SchemaWriter:
     """Writes the values of a schema."""
 
     rules: SchemaReader
+    budget: StepBudget
     loose: bool = False
 
     def write_value(self, schemas: Iterable[SubSchema], depth: int = MAX_OPEN_DEPTH) -> JsonPiece:
@@ -105,18 +110,18 @@ class SchemaWriter:
     def write_case(self, case: SchemaCase) -> JsonPiece:
         values = listed_values(case)
         if values is not None:
-            return listed_piece([value for value in values if value_fits(value, case)])
+            return listed_piece([v for v in values if value_fits(v, case, self.budget)])
         return ChoicePiece([self.write_type(kind, case) for kind in written_types(case)])
 
     def write_type(self, kind: str, case: SchemaCase) -> JsonPiece:
         match kind:
             case "string":
-                return string_piece(case, LARGE_COUNT if self.loose else None)
+                return string_piece(case, LARGE_COUNT if self.loose else None, self.budget)
             case "integer":
                 covered = "number" in written_types(case)
-                return NO_TEXT if covered else number_piece(case, is_whole=True)
+                return NO_TEXT if covered else number_piece(case, is_whole=True, budget=self.budget)
             case "number":
-                return number_piece(case, is_whole=False)
+                return number_piece(case, is_whole=False, budget=self.budget)
             case "boolean":
                 return listed_piece([True, False])
             case "null":
@@ -173,13 +178,13 @@ class SchemaWriter:
         return ObjectPiece((), others if part.min_width < inf else None)
 
 
-def value_fits(value: Any, case: SchemaCase) -> bool:
+def value_fits(value: Any, case: SchemaCase, budget: StepBudget) -> bool:
     """Return whether a listed value of the right type satisfies the other keywords."""
     match value:
         case None | bool():
             return True
         case str():
-            return string_fits(value, case)
+            return string_fits(value, case, budget)
     return number_fits(value, case)
 
 

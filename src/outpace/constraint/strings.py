@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from re import _constants  # type: ignore[attr-defined]
 from typing import Any
 
-from outpace.constraint.dfa import Dfa, determinize_nfa, dfa_accepts, intersect_dfas
+from outpace.constraint.dfa import (
+    Dfa,
+    StepBudget,
+    determinize_nfa,
+    dfa_accepts,
+    intersect_dfas,
+    keep_dfas,
+)
 from outpace.constraint.keywords import (
     KEYWORD_ALTERNATIVES,
     SchemaCase,
@@ -68,8 +75,8 @@ PYTHON_SYNTAX = {
 """Syntax that Python interprets differently from ECMA 262."""
 
 
-@lru_cache(128)
-def search_dfa(pattern: str) -> Dfa:
+@keep_dfas
+def search_dfa(pattern: str, *, budget: StepBudget | None = None) -> Dfa:
     """Return the automaton of JSON-encoded strings that contain a match of a pattern.
 
     A string is accepted if both Python and ECMA 262 find the pattern.
@@ -85,10 +92,14 @@ def search_dfa(pattern: str) -> Dfa:
         raise UnsupportedError(NO_FLAGS)
     weaver = SearchNfaBuilder(tree.state.flags)
     weaver.nfa.end = weaver.add_sequence(tree, 0, first=True, last=True)
-    return determinize_nfa(weaver.nfa)
+    return determinize_nfa(weaver.nfa, budget)
 
 
 NO_FLAGS = "a flag such as (?i) is not supported"
+
+
+ANY_CHARACTER = (_constants.IN, [(_constants.RANGE, (0, 0x10FFFF))])
+"""Node of a set of all characters."""
 
 
 @dataclass(slots=True)
@@ -112,8 +123,7 @@ class SearchNfaBuilder(NfaBuilder):
         return NfaBuilder.add_node(self, node, at, first=first, last=last)
 
     def add_anything(self, at: int) -> int:
-        every = (_constants.IN, [(_constants.RANGE, (0, 0x10FFFF))])
-        return self.add_repeat(0, _constants.MAXREPEAT, [every], at)
+        return self.add_repeat(0, _constants.MAXREPEAT, [ANY_CHARACTER], at)
 
     def encode_characters(self, node: Any) -> list[ByteRanges]:
         """Return the JSON-encoded bytes of the characters that a node matches."""
@@ -177,7 +187,9 @@ STRING_FORMATS = {
 PATTERN_FEATURES = "pattern with look-around, back-references, \\b, flags"
 
 
-def string_piece(case: SchemaCase, counted: int | None = None) -> JsonPiece:
+def string_piece(
+    case: SchemaCase, counted: int | None = None, budget: StepBudget | None = None
+) -> JsonPiece:
     """Return the piece of a string for which all keywords of a case hold.
 
     Upper lengths above `counted` are omitted if it is given and only lengths constrain the string.
@@ -185,28 +197,29 @@ def string_piece(case: SchemaCase, counted: int | None = None) -> JsonPiece:
     least, most = count_bounds(case, "Length")
     if most is not None and most < least:
         return NO_TEXT
-    found = string_dfas(case)
+    found = string_dfas(case, budget)
     if not found:
         if counted is not None and most is not None and most > counted:
             most = None
         return quote_piece(RepeatPiece(DfaPiece(pattern_dfa(STRING_CHARACTER)), least, most))
     if least or most is not None:
-        found.append(pattern_dfa(f"{STRING_CHARACTER}{{{least},{'' if most is None else most}}}"))
+        counts = f"{STRING_CHARACTER}{{{least},{'' if most is None else most}}}"
+        found.append(pattern_dfa(counts, budget=budget))
     return quote_piece(DfaPiece(reduce(intersect_dfas, found)))
 
 
-def string_dfas(case: SchemaCase) -> list[Dfa]:
+def string_dfas(case: SchemaCase, budget: StepBudget | None) -> list[Dfa]:
     return [
         *(pattern_dfa(STRING_FORMATS[name]) for schema in case for name in format_names(schema)),
-        *(schema_pattern_dfa(schema) for schema in case if "pattern" in schema.value),
+        *(schema_pattern_dfa(schema, budget) for schema in case if "pattern" in schema.value),
     ]
 
 
-def string_fits(value: str, case: SchemaCase) -> bool:
+def string_fits(value: str, case: SchemaCase, budget: StepBudget | None = None) -> bool:
     """Return whether a listed string satisfies the keywords of a case."""
     least, most = count_bounds(case, "Length")
     return least <= len(value) <= (len(value) if most is None else most) and all(
-        dfa_accepts(dfa, escaped_text(value).encode()) for dfa in string_dfas(case)
+        dfa_accepts(dfa, escaped_text(value).encode()) for dfa in string_dfas(case, budget)
     )
 
 
@@ -228,19 +241,19 @@ def format_names(schema: SubSchema) -> list[str]:
     return [name]
 
 
-def schema_pattern_dfa(schema: SubSchema) -> Dfa:
+def schema_pattern_dfa(schema: SubSchema, budget: StepBudget | None) -> Dfa:
     pattern = require_type(schema.value["pattern"], str, f"pattern at {schema.at}")
-    return search_pattern_dfa(pattern, schema.at)
+    return search_pattern_dfa(pattern, schema.at, budget)
 
 
-def search_pattern_dfa(text: str, at: str) -> Dfa:
+def search_pattern_dfa(text: str, at: str, budget: StepBudget | None) -> Dfa:
     """Return the automaton of strings that contain a match of the pattern at a place.
 
     Raises:
         ValueError: as `search_dfa`, with the pattern and the place.
     """
     try:
-        return search_dfa(text)
+        return search_dfa(text, budget=budget)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"pattern {text!r} at {at}: {error}; {KEYWORD_ALTERNATIVES[PATTERN_FEATURES]}"
