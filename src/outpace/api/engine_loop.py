@@ -335,9 +335,6 @@ class EngineLoop:
 
     def run(self) -> None:
         """Run until a step fails repeatedly. Raises `ConnectionEndedError`."""
-        import ctypes
-
-        ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)
         while True:
             self.process_commands(self.wait_seconds)
             self.is_due = self.notification_budget.is_due
