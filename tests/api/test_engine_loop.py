@@ -8,6 +8,7 @@ import pytest
 from helpers import pages_in_use
 from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
+from outpace.api import engine_loop
 from outpace.api.engine_client import (
     CancelCommand,
     ConnectionEndedError,
@@ -17,6 +18,7 @@ from outpace.api.engine_client import (
 from outpace.api.engine_loop import EngineLoop
 from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
+from outpace.constraint.dfa import Dfa
 from outpace.engine.job import DecodingError
 from outpace.errors import OptionError
 
@@ -117,3 +119,15 @@ def test_a_request_that_fails_ends_with_its_error(
 
     script, _ = played(llm, play)
     assert isinstance(script.of(1)[-1].error, UnicodeError | DecodingError)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_compilation_pauses_beside_requests(monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(engine_loop, "WORK_SECONDS", 0.0)
+    monkeypatch.setattr("outpace.api.engine_loop.time.sleep", naps.append)
+    dfa = engine_loop.BackgroundWork(lambda: busy).run(lambda: Dfa.from_pattern("(a|b)*abb"))
+    assert dfa.walk(b"abb") >= 0 and bool(naps) == busy
+    naps.clear()
+    Dfa.from_pattern("(a|b)*abb")  # outside, nothing pauses
+    assert not naps

@@ -32,6 +32,7 @@ from outpace.api.llm import LLM, prepare_answer
 from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
+from outpace.constraint.dfa import PAUSE
 from outpace.engine.stats import available_bytes, release_memory, trim_heap
 
 T = TypeVar("T")
@@ -43,10 +44,39 @@ An engine releases the GIL in every operation, and would wait the default 5 ms f
 """
 
 
-class BackgroundWork:
-    """Runs functions in any number of threads without delaying the thread of the engines."""
+WORK_SECONDS = 0.005
+"""Seconds of a compilation between two pauses of the same length while an engine has requests."""
 
-    def __init__(self) -> None:
+
+class Pauser:
+    """Lets a compilation use half of the time of its thread, since each holds the GIL in turn.
+
+    Args:
+        is_busy: Whether an engine has requests.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self.is_busy = is_busy
+        self.resumed = time.monotonic()
+
+    def pause(self) -> None:
+        """Wait if the thread has worked long enough."""
+        worked = time.monotonic() - self.resumed
+        if worked > WORK_SECONDS:
+            if self.is_busy():
+                time.sleep(worked)
+            self.resumed = time.monotonic()
+
+
+class BackgroundWork:
+    """Runs functions in any number of threads without delaying the thread of the engines.
+
+    Args:
+        is_busy: Whether an engine has requests.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool] = lambda: False) -> None:
+        self.is_busy = is_busy
         self.lock = Lock()
         self.running = 0
         self.usual_interval = sys.getswitchinterval()
@@ -54,9 +84,11 @@ class BackgroundWork:
     def run(self, work: Callable[[], T]) -> T:
         """Run a function in this thread, and return its result."""
         self.count_running(1)
+        token = PAUSE.set(Pauser(self.is_busy).pause)
         try:
             return work()
         finally:
+            PAUSE.reset(token)
             trim_heap()  # a compilation may use a GiB for some seconds
             self.count_running(-1)
 
@@ -317,7 +349,7 @@ class EngineLoop:
     def __init__(self, connection: CommandConnection) -> None:
         self.connection = connection
         self.models: dict[str, ServedModel] = {}
-        self.background = BackgroundWork()
+        self.background = BackgroundWork(lambda: self.is_busy)
         self.loader = ModelLoader(self.models, self.background)
         self.compiling: dict[int, tuple[SubmitCommand, Future[PendingAnswer]]] = {}
         self.compiler_executor = ThreadPoolExecutor(1, thread_name_prefix="outpace-constraints")
@@ -342,9 +374,14 @@ class EngineLoop:
             self.flush_messages()
 
     @property
+    def is_busy(self) -> bool:
+        """Whether an engine has requests."""
+        return any(model.requests for model in [*self.models.values()])
+
+    @property
     def wait_seconds(self) -> float | None:
         """Seconds to wait for commands; None while only a command brings work."""
-        if any(model.requests for model in [*self.models.values()]):
+        if self.is_busy:
             return 0
         if self.compiling or self.loader.waiting:
             return BACKGROUND_POLL_SECONDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from math import inf
@@ -154,6 +155,10 @@ def overlap(prefix: bytes) -> int:
     return next(n for n in range(len(prefix) - 1, -1, -1) if prefix.endswith(prefix[:n]))
 
 
+PAUSE: ContextVar[Callable[[], object]] = ContextVar("PAUSE", default=lambda: None)
+"""Function that a compilation calls after each part of its work, some microseconds or more."""
+
+
 @dataclass(slots=True)
 class StepBudget:
     """Work that is left to determinize one or several automata."""
@@ -161,6 +166,7 @@ class StepBudget:
     left: int = MAX_DETERMINIZE_STEPS
 
     def spend(self, steps: int) -> None:
+        PAUSE.get()()
         self.left -= steps
         if self.left < 0:
             raise TooLargeError(TOO_MANY_STATES)
@@ -285,6 +291,7 @@ def product_dfa(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
     rows: list[list[int]] = []
     before: list[list[int]] = [[]]
     for a, b in (pairs := [(0, 0)]):
+        PAUSE.get()()
         row = []
         for target in zip(lefts[a], rights[b] if b >= 0 else [-1] * len(lefts[a]), strict=True):
             if target[0] < 0 or (target[1] < 0 and not minus):

@@ -52,7 +52,7 @@ LARGE_COUNT = 64
 MAX_SCHEMA_DIGITS = 40
 """Maximum digits of a number in a schema."""
 
-MAX_PART_STEPS = 8 * MAX_DETERMINIZE_STEPS
+MAX_PART_STEPS = 2 * MAX_DETERMINIZE_STEPS
 """Maximum NFA states visited for all strings and numbers of a schema; takes some seconds."""
 
 MAX_SCHEMA_DEPTH = 100

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.constraint.dfa import Dfa, IndexArray, TransitionTable
+from outpace.constraint.dfa import PAUSE, Dfa, IndexArray, TransitionTable
 from outpace.constraint.pattern import TooLargeError
 from outpace.tokenizer import Tokenizer
 
@@ -110,6 +110,7 @@ class Vocabulary:
                 if after is None or not len(children):
                     continue
                 for kind, own in group_equal(kinds[ats]):
+                    PAUSE.get()()
                     if (work := work + len(children) + len(own) + VISIT_COST) > MAX_PREFIX_MOVES:
                         raise TooLargeError(
                             f"it is too large for a vocabulary of {self.size} tokens: it has "
