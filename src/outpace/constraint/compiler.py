@@ -262,7 +262,7 @@ class RuleKey(NamedTuple):
 HOLE_AUTOMATA = {"hole": HoleAutomaton, "padded hole": PaddedHoleAutomaton}
 """Automata of rules for a hole instead of an answer."""
 
-MAX_CACHED_BYTES = 64 * 2**20
+MAX_CACHED_BYTES = 32 * 2**20
 """Maximum memory of all cached rules; one that is larger is the only one."""
 
 
