@@ -28,4 +28,4 @@ def test_hostile_constraints_end_no_process(begin: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the process from /proc")
 def test_distinct_constraints_take_bounded_memory() -> None:
     first, *_, last = map(float, run_program("distinct", 0, 1000).split())
-    assert last < first + 40  # MiB; each grammar once kept 32 of its own
+    assert last < first + 40  # MiB

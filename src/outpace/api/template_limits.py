@@ -1,4 +1,4 @@
-"""Limits on the work of a chat template: it is a program of whoever wrote the file.
+"""Limits on the work of a chat template, which is a program from an untrusted file.
 
 They count steps and characters, never time. A step is a node of the syntax tree in the body of a
 loop or macro that begins. Characters are those of all values that the template makes and of all
