@@ -82,8 +82,10 @@ def open_method(name: str) -> type[Method]:
 
 def method_name(kind: type[Method]) -> str:
     """Return the name of a method, with which `open_method` finds it."""
-    registered = (name for name, each in METHODS.items() if each is kind)
-    return next(registered, f"{sys.modules[kind.__module__].__file__}:{kind.__qualname__}")
+    for name, each in METHODS.items():
+        if each is kind:
+            return name
+    return f"{sys.modules[kind.__module__].__file__}:{kind.__qualname__}"
 
 
 def import_file(path: Path) -> ModuleType:

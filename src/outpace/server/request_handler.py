@@ -181,8 +181,8 @@ class RequestHandler:
             prompt_tokens = sum(output.input_tokens for output in first)
             metrics.prompt.labels(*self.labels).inc(prompt_tokens)
             tokens = sum(output.chosen for output in self.outputs.values())
-            add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens)
-            add_request_fields(**speed_fields([*self.outputs.values()]))
+            speed = speed_fields([*self.outputs.values()])
+            add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens, **speed)
             self.timer.report_metrics(metrics, self.labels)
 
     async def await_admission(
