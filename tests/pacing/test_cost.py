@@ -19,7 +19,7 @@ def cost_of(*passes: tuple[int, float]) -> PassCost:
 def test_cost_is_interpolated() -> None:
     cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
     assert [cost.seconds_at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
-        [2.5, 5, 6, 13, 19, 19]
+        [2.5, 5, 6, 13, 19, 76]
     )
     assert [cost.covers(rows) for rows in (1, 2, 3, 16, 18, 24)] == [False, *[True] * 4, False]
     assert cost.seconds_per_row == pytest.approx(19 / 16)
@@ -41,7 +41,12 @@ def test_outliers_count_little() -> None:
     assert once.is_cold and not once.covers(100) and once.seconds_per_row == 10
     once.record_pass(2, 5.0)
     once.record_pass(2, 5.0)
-    assert once.seconds_at(100) == once.seconds_at(2) == 5 and not once.is_cold
+    assert (once.seconds_at(2), once.seconds_at(100), once.is_cold) == (5, 250, False)
+
+
+def test_only_few_rows_are_padded() -> None:
+    cost = cost_of((1, 5.0), (12, 9.0), (32, 10.0), (96, 42.0))
+    assert [cost.least_seconds_at(rows) for rows in (8, 64)] == pytest.approx([5, 26])
 
 
 def test_costs_that_change_are_followed() -> None:

@@ -89,6 +89,9 @@ Plain cycles after drafting are up to 50 % slower, since the processor's caches 
 draft. Only the second half of their trial is measured.
 """
 
+MOST_REREAD = 64
+"""Slots that a request reads again at most, after a trial of plain decoding."""
+
 CLEAR_FACTOR = 2.0
 """Factor by which drafting is faster where plain decoding is seldom tried again.
 
@@ -190,9 +193,13 @@ class PaceController:
         """Return whether a request skips drafting for a while: after a trial, or if too costly."""
         backlog, load = Backlog(unread, remaining), self.load
         self.backlog.add_backlog(backlog, self.cycles, self.requests)
+        if load.trial == self.least and unread <= MOST_REREAD:
+            return True  # as it would run without drafting: hidden states take time, too
         if load.value != self.least:
             return not load.pays_off(load.gain, backlog)
-        return load.patience > MIN_PATIENCE and not load.trial and self.cycles < load.due
+        # Of many requests one tries, so that only it reads again; one alone stores at little cost.
+        is_long = load.patience > MIN_PATIENCE or self.requests > 1
+        return is_long and not load.trial and self.cycles < load.due
 
     def choose_length(
         self, request: object = None, unread: int = 0, remaining: int = maxsize, lost: int = 0

@@ -103,12 +103,19 @@ class PassCost:
     def seconds_at(self, rows: float) -> float:
         """Return the expected seconds of a pass with this many rows.
 
-        Below all measured lengths they are in proportion, and above them those of the longest.
+        Below and above all measured lengths they are in proportion: requests that draft at
+        different times share their passes, so that none may have the rows of all.
         """
-        return interpolate(rows, *self.rising_curve())
+        lengths, means = self.rising_curve()
+        return interpolate(rows, lengths, means) * max(rows / lengths[-1], 1.0)
 
     def least_seconds_at(self, rows: float) -> float:
-        """Return the least seconds of a pass: those measured for as many rows or fewer."""
+        """Return the least seconds of a pass: those measured for as many rows or fewer.
+
+        Where no products pad their rows, the cost has no steps that interpolation could hide.
+        """
+        if rows > SINGLE_ROWS:
+            return self.seconds_at(rows)
         lengths, means = self.rising_curve()
         index = bisect_left(lengths, rows)
         is_measured = step_of(rows) in map(step_of, lengths[max(index - 1, 1) : index + 1])
