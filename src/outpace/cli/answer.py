@@ -94,9 +94,9 @@ def generate(
     options |= Options(raw=raw, logprobs=logprobs)
     check_options(options)
     if input is not None and output is not None:
-        llm = load_flags.open_model(model, method)
+        llm = load_flags.open_model(model, method, notes=notes)
         return answer_prompt_file(llm, input, output, batch, options, notes)
-    llm = load_flags.open_model(model, method, max_sequences=min(n, 256))
+    llm = load_flags.open_model(model, method, notes=notes, max_sequences=min(n, 256))
     question = None if text is None else prompt_flags.build_prompt(llm, text, raw=raw)
     if cloze is not None:
         answer = llm.fill(cloze, prompt=question, **options)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast
 
 import torch
+from rich.console import Console
 from typer import Argument, Option
 
 from outpace.api.chat_template import Message
@@ -269,10 +270,17 @@ def read_schema_file(path: Path) -> Any:
 class LoadFlags(FlagGroup):
     """Flags of the model's adapter, number format and device."""
 
-    def open_model(self, model: str, method: MethodSpec | None, **options: Any) -> LLM:
+    def open_model(
+        self,
+        model: str,
+        method: MethodSpec | None,
+        *,
+        notes: Console = error_console,
+        **options: Any,
+    ) -> LLM:
         """Load a model with these flags and further `options` of an `LLM`.
 
-        Without a method, a draft that decodes the model or could is named on standard error.
+        Without a method, `notes` names a draft that decodes the model or could.
         """
         fetch_model(model)
         with (
@@ -283,7 +291,7 @@ class LoadFlags(FlagGroup):
                 torch.set_num_threads(1)  # before layouts are tried
             llm = LLM(model, method, **options, **asdict(self))
         if method is None and (line := describe_draft(llm)) is not None:
-            error_console.print(line, style="dim", soft_wrap=True)
+            notes.print(line, style="dim", soft_wrap=True)
         return llm
 
     def check_methods(self, pairs: Iterable[tuple[str, MethodSpec | None]]) -> None:
