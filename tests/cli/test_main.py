@@ -217,7 +217,7 @@ INVALID = [
     ("generate tiny-aux --input a --output b --n 2", "--n"),
     ("generate tiny-aux --input a --output b --system s", "--system"),
     ("generate tiny-dream --fill {{two}}", "{{two}}"),
-    ("generate tiny-ar --fill x{{2}}", "method"),
+    ("generate tiny-aux --fill x{{2}}", "method"),
     ("generate tiny-aux x --max-tokens abc", "--max-tokens"),
     ("generate tiny-aux x --max-tokens 100000", "slots"),
     ("generate tiny-aux x --min-tokens 9 --max-tokens 8", "min_tokens"),
