@@ -36,7 +36,7 @@ from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.constraint.compiler import Compiler
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import (
     APD,
     D2F,

@@ -24,9 +24,9 @@ from rich.progress import track
 import harness
 from harness import Bar, Row, Timing
 from outpace import LLM
-from outpace.evaluation.metrics import count_fed_rows
-from outpace.evaluation.protocol import Question
-from outpace.evaluation.run import questions_of
+from outpace.lab.metrics import count_fed_rows
+from outpace.lab.protocol import Question
+from outpace.lab.run import questions_of
 from outpace.methods import Method
 
 matplotlib.use("Agg")

@@ -39,7 +39,7 @@ from official import Measured, Result, allow_loading, compare, ours, parser_for,
 from outpace import LLM
 from outpace.api.options import Options
 from outpace.checkpoints.load import resolve_checkpoint, tokenizer_folder
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import D2F
 
 REPOSITORY = "zhijie-group/Discrete-Diffusion-Forcing"

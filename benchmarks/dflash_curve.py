@@ -31,8 +31,8 @@ from outpace import LLM
 from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.checkpoints.load import load_draft
-from outpace.evaluation.metrics import accepted_lengths
-from outpace.evaluation.run import questions_of
+from outpace.lab.metrics import accepted_lengths
+from outpace.lab.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Method
 from outpace.models.draft import DFlashDraft
 from outpace.models.transformer import Transformer

@@ -30,7 +30,7 @@ from harness import Bar, Row, imported
 from official import Decode, Measured, compare, ours, parser_for, run_comparison
 from outpace import Output
 from outpace.checkpoints.load import load_model, resolve_checkpoint, save_model, translate_config
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import DFlash
 from outpace.models.draft import DFlashDraft
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from harness import Row, Timing, timed
 from outpace import LLM, Output
 from outpace.api.text import Prompt
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import Autoregressive, Method, Speculative
 
 WARM_UP = 8

@@ -20,7 +20,7 @@ from typing import Any
 from checkpoints import load
 from harness import Bar, Row, arguments, finish, prepare, show
 from outpace import LLM
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import APD, Autoregressive, LeftToRight, Method
 
 LIMITS = {1: 0.10, 32: 0.15}

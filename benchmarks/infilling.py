@@ -24,7 +24,7 @@ import harness
 from harness import Bar, Row
 from outpace import LLM, Hole, Output
 from outpace.api.options import Options
-from outpace.evaluation.generated import story
+from outpace.data.generated import story
 from outpace.methods import APD, D2F, Diffusion, FastDLLM, LeftToRight, Method, WeDLM
 
 EQUATION = re.compile(r"([0-9]+)([-+*/])([0-9]+)=<<\1\2\3=([0-9]+)>>\4(?![0-9])")

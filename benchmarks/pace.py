@@ -44,7 +44,7 @@ from harness import (
 )
 from outpace import LLM, Output
 from outpace.api.options import Options
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import APD, D2F, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 
 LEAST, FIXED = 0.97, 0.95

@@ -21,8 +21,8 @@ from methods import POINTS
 from outpace import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
-from outpace.evaluation.protocol import Question
-from outpace.evaluation.run import questions_of
+from outpace.lab.protocol import Question
+from outpace.lab.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 
 SIDES: dict[str, str | None] = {"float32": None, "int8": "int8"}

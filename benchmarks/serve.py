@@ -34,9 +34,9 @@ from harness import Bar, Row, Timing, alternate, arguments, finish, prepare, rat
 from harness import median as median_of
 from methods import POINTS
 from outpace import LLM
-from outpace.benchmark.client import Client, RequestBody
-from outpace.benchmark.load_figures import RequestRecord
-from outpace.benchmark.measure import Poisson
+from outpace.lab.client import Client, RequestBody
+from outpace.lab.load import Poisson
+from outpace.lab.load_figures import RequestRecord
 from served import Served, Task, capacity, closed, expect, lost, pages, served, tasks
 
 STREAMS = 32

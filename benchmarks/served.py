@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from curve import Point
 from methods import POINTS
 from outpace.api.options import Options
-from outpace.benchmark.client import Client, RequestBody
-from outpace.benchmark.load_figures import RequestRecord
-from outpace.benchmark.measure import ClosedLoop, Workload
-from outpace.evaluation.run import questions_of
+from outpace.lab.client import Client, RequestBody
+from outpace.lab.load import ClosedLoop, Workload
+from outpace.lab.load_figures import RequestRecord
+from outpace.lab.run import questions_of
 from outpace.methods import METHODS
 
 NAMES = {kind: name for name, kind in METHODS.items()}

@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 
 from harness import Bar, Row
-from outpace.benchmark.client import Client, RequestBody
+from outpace.lab.client import Client, RequestBody
 from served import Served, capacity, lost, pages, served, tasks
 
 matplotlib.use("Agg")

@@ -18,7 +18,7 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from outpace.evaluation.generated.story import draw_drill, story_problems
+from outpace.data.generated.story import draw_drill, story_problems
 
 END_TOKEN, MASK_TOKEN = "<|endoftext|>", "<|mask|>"
 SPECIAL_TOKENS = (END_TOKEN, MASK_TOKEN, "<|im_start|>", "<|im_end|>")

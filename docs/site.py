@@ -55,7 +55,7 @@ def turned(page: Path) -> tuple[str, set[Path]]:
 
 def measured_figures() -> str:
     """All measured figures of the papers as Markdown, from `benchmarks/results`."""
-    code = "from outpace.benchmark.reproduce.page import page; import pathlib; "
+    code = "from outpace.lab.reproduce.page import page; import pathlib; "
     code += "print(page(pathlib.Path('benchmarks/results')))"
     run = [sys.executable, "-c", code]
     made = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True)

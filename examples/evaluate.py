@@ -1,7 +1,7 @@
 """Accuracy and speed of two methods on held-out story problems (not GSM8K)."""
 
 from outpace import LLM
-from outpace.evaluation.run import evaluate, questions_of
+from outpace.lab.run import evaluate, questions_of
 from outpace.methods import APD, LeftToRight
 
 llm = LLM("tiny-dream")

@@ -22,7 +22,8 @@ import pytest
 from outpace.checkpoints.load import ZOO_TOKENIZER, load_tokenizer
 from outpace.cli.app import load_command
 from outpace.cli.main import main
-from outpace.cli.options import parse_entries, parse_method
+from outpace.cli.options import parse_method
+from outpace.lab.entry import parse_entries
 from outpace.methods.options import open_method
 from outpace.training import recipe
 from outpace.training.data import Data, Examples

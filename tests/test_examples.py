@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM
-from outpace.evaluation import run
-from outpace.evaluation.generated.story import story_problems
+from outpace.data.generated.story import story_problems
+from outpace.lab import run
 from outpace.methods import Autoregressive
 from shown import ROOT, is_right
 

@@ -34,17 +34,20 @@ FLOORS = {
             "methods models tokenizer"
         ),
         "__init__": "api constraint errors version",
-        "evaluation": "api checkpoints decoding engine errors field_types jsonl lock methods",
-        "benchmark": "api checkpoints decoding errors evaluation field_types jsonl methods models",
+        "data": "api checkpoints decoding errors jsonl lock",
         "training": (
-            "api attention checkpoints decoding errors evaluation field_types jsonl lock methods "
-            "models provenance recipes tokenizer"
+            "api attention checkpoints data decoding errors field_types jsonl lock methods models "
+            "provenance recipes tokenizer"
         ),
         "server": "api checkpoints constraint decoding engine errors methods models version",
-        "ray": "api checkpoints engine errors evaluation methods models server",
+        "ray": "api checkpoints engine errors methods models server",
         "cli": (
-            "api benchmark checkpoints constraint decoding engine errors evaluation jsonl methods "
-            "models provenance ray recipes server training version"
+            "api checkpoints constraint data decoding engine errors jsonl methods models "
+            "provenance ray recipes server training version"
+        ),
+        "lab": (
+            "api checkpoints cli data decoding engine errors field_types jsonl methods models "
+            "provenance"
         ),
         "__main__": "cli",
     }.items()

@@ -60,8 +60,8 @@ def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
         "py.typed",
         "server/playground/page.html",
         "server/playground/marked.LICENSE",
-        "evaluation/protocols/apd.toml",
-        "benchmark/reproduce/papers/apd.toml",
+        "lab/protocols/apd.toml",
+        "lab/reproduce/papers/apd.toml",
     ):
         assert f"outpace/{name}" in wheel
     compiled = [name for name in wheel if name.startswith("outpace/_compiled")]

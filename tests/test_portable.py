@@ -31,7 +31,7 @@ def load(names):
 
 every = [module.name for module in pkgutil.walk_packages(outpace.__path__, "outpace.")]
 # A program, a library, and what lm_eval registers once.
-apart = ("outpace.__main__", "outpace._compiled", "outpace.evaluation.harness")
+apart = ("outpace.__main__", "outpace._compiled", "outpace.lab.harness")
 names = [name for name in every if name not in apart]
 before = load(names)  # some optional packages may not be installed
 for name in [name for name in sys.modules if name.split(".")[0] == "outpace"]:
@@ -55,7 +55,7 @@ sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 after = load(names)
 
 from outpace import LLM
-from outpace.evaluation.answers import answer_file, open_for_append
+from outpace.data.answers import answer_file, open_for_append
 from outpace.provenance import provenance_record
 
 source, target = sys.argv[1:]

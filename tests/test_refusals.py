@@ -9,8 +9,9 @@ import pytest
 
 from outpace import LLM, OptionError
 from outpace.api import llm
-from outpace.cli import flags, measure
+from outpace.cli import flags
 from outpace.cli.main import main
+from outpace.lab.commands import evaluate
 from outpace.methods import Speculative, WeDLM
 from outpace.server import models
 from outpace.server.settings import Entry
@@ -69,7 +70,7 @@ def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) ->
     with refuses("method"):
         flags.LOAD_FLAGS.open_models(pairs)
     with refuses("method"):
-        measure.race("x", ["tiny-ar autoregressive", "tiny-ar wedlm"])
+        evaluate.race("x", ["tiny-ar autoregressive", "tiny-ar wedlm"])
     entries = {"a": Entry(path="tiny-ar"), "b": Entry(path="tiny-ar", method="wedlm")}
     with pytest.raises(ValueError, match="model b: method"):
         models.load_all_models(entries)

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from outpace import LLM
-from outpace.evaluation.generated.story import story_problems
+from outpace.data.generated.story import story_problems
 from outpace.server.http_error import HttpError
 from outpace.server.settings import Config, Entry, Settings
 from rayed import SECONDS, Program, running

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outpace.benchmark.reproduce.figure import DATA_FOLDER
-from outpace.evaluation.run import questions_of
+from outpace.lab.reproduce.figure import DATA_FOLDER
+from outpace.lab.run import questions_of
 
 HERE = Path(__file__).parent
 EDITS = (

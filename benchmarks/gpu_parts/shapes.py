@@ -11,7 +11,7 @@ from typing import Any
 from checkpoints import Config
 from gpu_parts.device import Where
 from outpace.engine.runner import Runner
-from outpace.evaluation.protocol import find_setting
+from outpace.lab.protocol import find_setting
 from outpace.methods import (
     APD,
     Autoregressive,

@@ -17,7 +17,7 @@ from harness import Bar, Row
 from methods import POINTS
 from outpace import LLM, Output
 from outpace.api.options import Options
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import APD, LeftToRight, Method
 
 UNLIMITED = [

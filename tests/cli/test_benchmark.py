@@ -184,7 +184,7 @@ def test_invalid_words_are_named_in_one_line(refused, words, name):
 
 def test_without_its_library_the_extra_is_named(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    for name in [name for name in sys.modules if name.startswith("outpace.benchmark.client")]:
+    for name in [name for name in sys.modules if name.startswith("outpace.lab.client")]:
         monkeypatch.delitem(sys.modules, name)
     assert "pip install '.[load]'" in refused("benchmark", "serve", "http://x")
 

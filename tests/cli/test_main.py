@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from outpace.benchmark.side import Side
 from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
 from outpace.cli import app
 from outpace.cli.flags import LoadFlags
+from outpace.lab.side import Side
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -89,7 +89,7 @@ def test_trace_shows_every_forward_with_its_holes(outpace):
 
 def test_a_picture_without_matplotlib_names_the_extra(refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "outpace.benchmark.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "outpace.cli.plots", raising=False)
     line = refused("trace", "tiny-aux", "x", "--png", tmp_path / "trace.png")
     assert "pip install '.[plot]'" in line
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from outpace import OptionError
-from outpace.cli.options import format_method, parse_entries, parse_method
-from outpace.cli.task_flags import TaskFlags
+from outpace.cli.options import format_method, parse_method
+from outpace.lab.commands.task_flags import TaskFlags
+from outpace.lab.entry import parse_entries
 from outpace.methods import APD, DFlash, Speculative
 from outpace.methods.options import open_method, resolve_method
 

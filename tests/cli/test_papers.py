@@ -9,9 +9,9 @@ import huggingface_hub
 import pytest
 import torch
 
-from outpace.benchmark.reproduce.figure import find
 from outpace.checkpoints.load import ZOO_TOKENIZER, save_model, translate_config
 from outpace.decoding.target import DRAFT_KINDS
+from outpace.lab.reproduce.figure import find
 from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Transformer
 
@@ -100,7 +100,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_of_full_scale_ends_in_its_table(outpace, hub, tmp_path, monkeypatch, name):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    monkeypatch.setattr("outpace.cli.reproduce.available_bytes", lambda device: 2**40)
+    monkeypatch.setattr("outpace.lab.commands.reproduce.available_bytes", lambda device: 2**40)
     (figure,) = find(name)
     (plan,) = figure.scales["full"]
     file = tmp_path / "test.jsonl"

@@ -26,7 +26,7 @@ from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
 from outpace.checkpoints.weights import CheckpointWeights
 from outpace.engine import runner
-from outpace.evaluation.run import questions_of
+from outpace.lab.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models import low_bits
 from outpace.models.experts import Experts

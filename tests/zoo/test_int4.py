@@ -7,8 +7,8 @@ import pytest
 
 from helpers import needs_packed_loops
 from outpace import LLM
-from outpace.evaluation.run import evaluate, questions_of
 from outpace.kernels.packed import BLOCK_FORMATS
+from outpace.lab.run import evaluate, questions_of
 from outpace.methods import (
     APD,
     D2F,

@@ -10,7 +10,7 @@ import pytest
 from outpace import LLM, recipes
 from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER, load_config, load_tokenizer
 from outpace.decoding import Kind
-from outpace.evaluation.run import evaluate, questions_of
+from outpace.lab.run import evaluate, questions_of
 from outpace.methods import (
     Autoregressive,
     BlockDiffusion,

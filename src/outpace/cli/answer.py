@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from rich.console import Console
 from typer import Argument, Option
 
@@ -41,9 +42,8 @@ from outpace.cli.flags import (
     read_prompt,
 )
 from outpace.cli.terminal import CONSOLE_OPTIONS, ProgressBars, error_console, show_spinner
+from outpace.data.answers import answer_file
 from outpace.errors import OptionError
-from outpace.evaluation.answers import answer_file
-from outpace.evaluation.metrics import speed_over_plain
 from outpace.methods import Method
 
 
@@ -127,6 +127,30 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options, notes: Cons
         print_figures(notes, output.figures)
 
 
+MIN_PASSES, MAX_SPREAD = 8, 1.25
+"""Plain and other passes of an answer from which its gain is known, and the ratio of quartiles of
+plain passes above which the machine was too busy."""
+
+
+def speed_over_plain(output: Output) -> float | None:
+    """Return the speed of an answer relative to one token per forward, after the prompt's.
+
+    The time of a plain pass is the mean of those in the same answer. None where too few passes or
+    a busy machine measured it, and with a second model, whose passes slow the plain ones.
+    """
+    if not output.has_prefill or output.draft_forwards:
+        return None
+    steps = output.steps[1:]
+    plain = [step.seconds for step in steps if step.rows == 1]
+    if min(len(plain), len(steps) - len(plain)) < MIN_PASSES:
+        return None
+    low, high = np.quantile(plain, (0.25, 0.75))
+    if not high < MAX_SPREAD * low:
+        return None
+    mean = sum(plain) / len(plain)
+    return output.tokens_after_prefill * mean / sum(step.seconds for step in steps)
+
+
 def print_figures(notes: Console, line: str) -> None:
     notes.print(line, style="dim", soft_wrap=True)
 
@@ -171,7 +195,7 @@ def trace(
 ) -> None:
     """Answer a prompt and print each forward: model, rows, accepted tokens and canvas."""
     if png is not None:
-        from outpace.benchmark.plots import draw_slots
+        from outpace.cli.plots import draw_slots
     options = sampling.options() | stops.options() | prompt_flags.options() | Options(raw=raw)
     check_options(options)
     with replace_file(png) as picture:

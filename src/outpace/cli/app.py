@@ -26,11 +26,11 @@ UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
 COMMANDS = {
     "generate": "outpace.cli.answer:generate",
     "chat": "outpace.cli.chat:chat",
-    "race": "outpace.cli.measure:race",
+    "race": "outpace.lab.commands.evaluate:race",
     "trace": "outpace.cli.answer:trace",
-    "evaluate": "outpace.cli.measure:evaluate_command",
-    "report": "outpace.cli.report:report",
-    "reproduce": "outpace.cli.reproduce:reproduce",
+    "evaluate": "outpace.lab.commands.evaluate:evaluate_command",
+    "report": "outpace.lab.commands.report:report",
+    "reproduce": "outpace.lab.commands.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
     "data": "outpace.cli.data:data",
     "train": "outpace.cli.draft:train_group",
@@ -40,8 +40,8 @@ COMMANDS = {
     "models": "outpace.cli.lists:models",
     "methods": "outpace.cli.lists:methods",
     "recipes": "outpace.cli.training:recipes_group",
-    "benchmark methods": "outpace.cli.sides:benchmark_methods",
-    "benchmark serve": "outpace.cli.benchmark:benchmark_serve",
+    "benchmark methods": "outpace.lab.commands.benchmark_methods:benchmark_methods",
+    "benchmark serve": "outpace.lab.commands.benchmark_serve:benchmark_serve",
 }
 """Module and function of each command."""
 

@@ -25,7 +25,7 @@ from outpace.cli.flags import (
     parse_variable,
 )
 from outpace.cli.terminal import ProgressBars, exit_on_sigterm
-from outpace.evaluation.data_set import PromptSet, make_data, read_prompt_set
+from outpace.data.prompt_set import PromptSet, make_data, read_prompt_set
 from outpace.methods import Method
 
 

@@ -16,19 +16,20 @@ from typer import Argument, Option, Typer
 from typer.core import TyperGroup
 
 from outpace.api.options import Options, check_options
+from outpace.api.output import DRAFT_COUNTS
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.checkpoints.load import load_config
 from outpace.cli.data import answer_prompts, print_card
-from outpace.cli.draw import console, report_table
+from outpace.cli.draw import console
 from outpace.cli.flags import LOAD_FLAGS, BatchFlag, ModelArgument, TemplateFlag, parse_variable
-from outpace.cli.measure import run_evaluation, write_report
 from outpace.cli.quantize import quantize
 from outpace.cli.terminal import error_console, exit_on_sigterm
 from outpace.cli.training import require_train_extra, run_training, train_command
+from outpace.data.prompt_set import CARD_FILE, PromptSet, read_prompt_set, smallest_share
 from outpace.errors import OptionError
-from outpace.evaluation.data_set import CARD_FILE, PromptSet, read_prompt_set, smallest_share
-from outpace.evaluation.protocol import Question
-from outpace.methods import Autoregressive, DFlash, Method
+from outpace.methods import Autoregressive, DFlash
+from outpace.methods.options import method_name
+from outpace.provenance import provenance_record
 
 TRIAL_PROMPTS, TRIAL_STEPS = 16, 4
 """Prompts and steps from which durations are estimated."""
@@ -188,16 +189,25 @@ def write_draft_recipe(target: str, folder: Path, path: Path, options: Options) 
 
 
 def measure_draft(target: str, draft: Path, prompts: PromptSet, options: Options) -> None:
-    """Answer held-out prompts plainly and with a draft; print and write the figures of both."""
-    chosen = islice(prompts.held_out.values(), MEASURED_PROMPTS)
-    questions = [Question(prompt, None, "none") for prompt in chosen]
+    """Answer held-out prompts plainly and with a draft; print and write the speeds of both."""
+    chosen = [*islice(prompts.held_out.values(), MEASURED_PROMPTS)]
     llm = LOAD_FLAGS.open_model(target, Autoregressive(), prefix_cache=False)
-    methods: dict[str, Method] = {"autoregressive": Autoregressive()}
-    methods["dflash"] = DFlash(draft=str(draft))
-    reports = []
-    for name, method in methods.items():
-        llm.pair(method)
+    results = []
+    for method in (Autoregressive(), DFlash(draft=str(draft))):
         request = options | Options(method=method)
-        reports.append((name, run_evaluation(llm, questions, {"task": name}, 1, request)))
-    console.print(report_table(reports, scored=False))
-    write_report(draft.with_suffix(".json"), [report for _, report in reports])
+        llm.generate(chosen[:1], **request)  # warms up, not counted
+        began = time.perf_counter()
+        outputs = [output for prompt in chosen for output in llm.generate([prompt], **request)]
+        seconds = time.perf_counter() - began
+        tokens = sum(len(output.ids) for output in outputs)
+        per_forward, per_second = tokens / sum(each.forwards for each in outputs), tokens / seconds
+        console.print(
+            f"{method_name(type(method))}: {per_forward:.2f} tokens per forward, "
+            f"{per_second:.0f} tokens per second",
+            soft_wrap=True,
+        )
+        counts = {name: sum(getattr(each, name) for each in outputs) for name in DRAFT_COUNTS}
+        speeds = {"tokens_per_forward": round(per_forward, 3), "tokens_per_second": per_second}
+        results.append({"method": repr(method), "tokens": tokens, **speeds, **counts})
+    document = {"provenance": provenance_record(), "problems": len(chosen), "results": results}
+    draft.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")

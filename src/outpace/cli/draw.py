@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -29,7 +28,6 @@ from outpace.api.output import (
 from outpace.api.parts import AnswerFormat, AnswerParser
 from outpace.cli.terminal import console as console
 from outpace.constraint.cloze import InfillParts
-from outpace.evaluation.report import EvaluationReport
 
 
 @contextmanager
@@ -232,36 +230,3 @@ def single_line_text(llm: LLM, ids: list[int]) -> str:
     if llm.text.tokenizer is None:
         return " ".join(map(str, ids))
     return replace_control(llm.text.decode(ids).replace("\n", "⏎"))
-
-
-def report_table(reports: Iterable[tuple[str, EvaluationReport]], *, scored: bool) -> Table:
-    """Build a table of headline metrics, all from the same run."""
-    table = Table(header_style="bold")
-    table.add_column("model and method", overflow="fold", min_width=24)
-    if scored:
-        table.add_column("accuracy\n95 %", justify="right", no_wrap=True)
-    for name in ("tokens\nper forward", "tokens\nper second", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, report in reports:
-        low, high = report.accuracy_interval
-        accuracy = f"{report.accuracy:.1%}\n{low:.1%}–{high:.1%}" if report.judged_count else "—"
-        table.add_row(
-            name,
-            *([accuracy] if scored else []),
-            f"{report.tokens_per_forward:.2f}",
-            f"{report.tokens_per_second:.0f}",
-            str(report.token_count),
-        )
-    return table
-
-
-def show_truncated(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print how many answers of each JSON result `max_tokens` has truncated."""
-    for number, result in enumerate(results, 1):
-        if count := result.get("unfinished"):
-            run = f"run {number}: " if len(results) > 1 else ""
-            at = result.get("cut_at")
-            length = "" if at is None else f" at {at} tokens"
-            text = f"{run}{count} of {result['problems']} answers were truncated{length}"
-            effect = "" if result["accuracy"] is None else " and scored as they are"
-            console.print(f"{text}{effect}: increase --max-tokens", style="bold", soft_wrap=True)

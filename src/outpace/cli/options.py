@@ -10,11 +10,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Option
 
-from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
-from outpace.checkpoints.load import target_config
-from outpace.engine.pairing import MethodSelector
 from outpace.errors import OptionError
-from outpace.methods import METHODS, Autoregressive, LeftToRight, Method
+from outpace.methods import METHODS, Method
 from outpace.methods.options import (
     AUTO_METHOD,
     make_method,
@@ -50,41 +47,6 @@ def split_method_words(text: str) -> tuple[str, dict[str, str]]:
     return name, dict(option.split("=", 1) for option in options)
 
 
-def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
-    """Split `MODEL METHOD option=value …` into model, method and options."""
-    model, _, method = text.strip().partition(" ")
-    if not method:
-        raise ValueError(f"{text!r} is not an entry: write 'MODEL METHOD option=value …'")
-    return model, *split_method_words(method)
-
-
-def parse_entries(text: str, adapter: str | None = None) -> list[MethodEntry]:
-    """Parse `MODEL METHOD option=value …`, where commas separate the values of a sweep.
-
-    `MODEL` alone is one token per forward, and the default method of the model with `adapter`.
-    """
-    if text.strip() and " " not in text.strip():
-        return plain_and_default(text.strip(), adapter)
-    model, name, options = split_entry(text)
-    kind = open_method(name)
-    values = {
-        o: [parse_options(kind, {o: each})[o] for each in t.split(",")] for o, t in options.items()
-    }
-    return expand_entries(model, kind, values)
-
-
-def plain_and_default(model: str, adapter: str | None) -> list[MethodEntry]:
-    config = target_config(model, adapter=adapter)
-    plain = [kind() for kind in (Autoregressive, LeftToRight) if config.kind in kind.target_kinds]
-    methods = dict.fromkeys([*plain, MethodSelector(None, model, config).default])
-    if len(methods) != 2:
-        raise ValueError(
-            f"{model!r} has no default method to compare with one token per forward: "
-            "write 'MODEL METHOD option=value …'"
-        )
-    return [MethodEntry(model=model, method=m, line=format_entry(model, m)) for m in methods]
-
-
 def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     """Return the name of a method, and its options other than defaults as strings."""
     name = method_name(type(method))
@@ -92,15 +54,14 @@ def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
 
 
-def format_entry(model: str, method: Method) -> str:
-    """Format model and method as `MODEL METHOD option=value …`, parsed by `split_entry`."""
-    return f"{model} {format_method(method)}"
-
-
 def format_method(method: Method) -> str:
     """Format a method as `NAME option=value …`, parsed by `split_method_words`."""
     name, texts = method_texts(method)
     return " ".join([name, *(f"{option}={text}" for option, text in texts.items())])
+
+
+def format_value(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:

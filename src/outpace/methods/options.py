@@ -136,6 +136,16 @@ def resolve_method(spec: MethodSpec) -> Method:
     )
 
 
+def method_from_options(kind: type[Method], options: Mapping[str, Any]) -> Method:
+    """Return a method with options as in files: `none` means None.
+
+    Raises:
+        ValueError: If an option is unknown, or a value invalid.
+    """
+    values = {option: None if value == "none" else value for option, value in options.items()}
+    return make_method(kind, values)
+
+
 def make_method(
     method: type[Method], options: Mapping[str, Any], spelling: Callable[[str], str] = str
 ) -> Method:

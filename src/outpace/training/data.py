@@ -15,8 +15,8 @@ from jinja2 import TemplateError
 
 from outpace.api.rendering import render_chat
 from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.data.generated import Problem, story, sudoku, table
 from outpace.errors import install_extra, must
-from outpace.evaluation.generated import Problem, story, sudoku, table
 from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.jsonl import JsonRecord, parse_record, read_lines
 from outpace.models.config import ModelConfig

@@ -16,12 +16,10 @@ from numpy.random import default_rng
 from torch import nn
 
 from outpace.api.llm import LLM
+from outpace.data.numbers import final_number, judge_last_number
 from outpace.errors import must
-from outpace.evaluation.protocol import method_from_options
-from outpace.evaluation.scoring import SCORERS
-from outpace.evaluation.scoring.expressions import final_number
 from outpace.field_types import Count, NonNegativeInt, check_bounds
-from outpace.methods.options import find_method
+from outpace.methods.options import find_method, method_from_options
 from outpace.tokenizer import Tokenizer
 from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
 from outpace.training.objective import Objective
@@ -64,9 +62,6 @@ class ExportDecoder:
             words += [f"--{flag}", str(value).lower() if isinstance(value, bool) else str(value)]
         return shlex.join(words)
 
-
-JUDGE_RULES = {"exact": "exact", "number": "last-number"}
-"""Names of scoring rules by `HeldOut.judge`."""
 
 COPY_FOLDER = ".decode"
 """Subfolder of the run for the temporary export that is decoded."""
@@ -226,8 +221,10 @@ class Validator:
 
     def is_right(self, answer: str, response: str) -> bool:
         """Judge an answer; under `number` a response without a number counts as wrong."""
-        reference = final_number(response) if self.settings.judge == "number" else response
-        return bool(reference and SCORERS[JUDGE_RULES[self.settings.judge]](answer, reference))
+        if self.settings.judge == "exact":
+            return bool(response) and answer.strip() == response
+        number = final_number(response)
+        return number is not None and judge_last_number(answer, number)
 
 
 @contextmanager

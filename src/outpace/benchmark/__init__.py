@@ -1,1 +1,0 @@
-"""Measurements of speed: load tests of servers, and comparisons of methods."""

@@ -1,0 +1,1 @@
+"""Training data: answers to prompts, and generated problems."""

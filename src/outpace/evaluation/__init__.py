@@ -1,1 +1,0 @@
-"""Evaluation of methods: tasks, protocols, scoring, reports."""

@@ -1,0 +1,1 @@
+"""What measures methods and servers: tasks, protocols, scoring, load, figures of papers."""

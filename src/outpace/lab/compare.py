@@ -1,0 +1,159 @@
+"""Compare the results of several runs: differences with bootstrap intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.lab.metrics import SpeedAccuracy, pareto_front
+from outpace.lab.samples import SCHEMA_VERSION
+
+REQUIRED_FIELDS = {
+    *("task", "questions", "model", "method", "problems", "batch", "accuracy", "interval"),
+    *("tokens_per_forward", "tokens_per_forward_error", "tokens_per_second", "p_cache"),
+    *("acceptance_length", "latency", "first_text", "samples"),
+}
+"""Fields required to show or compare a result."""
+
+ResultRecord = dict[str, Any]
+BootstrapStatistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+
+BOOTSTRAP_SAMPLES, INTERVAL_QUANTILES = 10_000, (0.025, 0.975)
+
+
+def read_results(paths: Iterable[Path]) -> list[ResultRecord]:
+    """Return the results of report files.
+
+    Raises:
+        ValueError: If a file is not a report or has another schema version.
+    """
+    return [result for path in paths for result in read_report(path)]
+
+
+def read_report(path: Path) -> list[ResultRecord]:
+    try:
+        results = json.loads(path.read_bytes())["results"]
+        schemas = [result.get("schema") for result in results]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a report: write one with evaluate --json") from error
+    for schema in schemas:
+        if schema != SCHEMA_VERSION:
+            raise ValueError(
+                f"{path} has schema {schema}, but this version reads schema {SCHEMA_VERSION}: "
+                "evaluate again"
+            )
+    for result in results:
+        if missing := REQUIRED_FIELDS - set(result):
+            raise ValueError(f"{path} has a result without {min(missing)}: evaluate again")
+    return [{**result, "file": path.name} for result in results]
+
+
+def result_title(result: ResultRecord) -> str:
+    """Return the line and the setting of a result in a sweep, else its model and method."""
+    if "line" in result:
+        return f"{result['line']} {result.get('setting', '')}".rstrip()
+    return f"{result['model']} {result['method']}"
+
+
+def speed_accuracy(result: ResultRecord, speed: str = "tokens_per_forward") -> SpeedAccuracy:
+    """Return speed and accuracy, or the likelihood of a judged result."""
+    return result[speed], result.get("likelihood", result["accuracy"]) or 0.0
+
+
+def pareto_indices(results: Sequence[ResultRecord], speed: str = "tokens_per_forward") -> set[int]:
+    """Return the indices of Pareto-optimal results among those on the same questions."""
+    optimal: set[int] = set()
+    for questions in {result["questions"] for result in results}:
+        numbers = [n for n, result in enumerate(results) if result["questions"] == questions]
+        optimal |= {
+            numbers[n] for n in pareto_front([speed_accuracy(results[n], speed) for n in numbers])
+        }
+    return optimal
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Difference of two results, its 95 % interval, and a two-sided p-value."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str, Difference]:
+    """Return differences of `other` from `first`, by a paired bootstrap over the questions.
+
+    Compares accuracy, if both were judged, tokens per forward, and the likelihood and acceptance
+    length, if both have those of their answers.
+
+    Raises:
+        ValueError: If the questions differ.
+    """
+    if first["questions"] != other["questions"] or first["problems"] != other["problems"]:
+        raise ValueError(
+            f"{first['file']} and {other['file']} answer different questions "
+            f"({first['task']}, {first['problems']}, and {other['task']}, {other['problems']}): "
+            "only the same ones can be paired"
+        )
+    count = first["problems"]
+    samples = np.random.default_rng(0).integers(count, size=(BOOTSTRAP_SAMPLES, count))
+    results = {}
+    if first["accuracy"] is not None and other["accuracy"] is not None:
+        results["accuracy"] = bootstrap_difference(
+            accuracy_statistic(first), accuracy_statistic(other), samples
+        )
+    results["tokens_per_forward"] = bootstrap_difference(
+        speed_statistic(first), speed_statistic(other), samples
+    )
+    if "likelihood" in first["samples"] and "likelihood" in other["samples"]:
+        results["likelihood"] = bootstrap_difference(
+            likelihood_statistic(first), likelihood_statistic(other), samples
+        )
+    if "acceptance" in first["samples"] and "acceptance" in other["samples"]:
+        results["acceptance_length"] = bootstrap_difference(
+            acceptance_statistic(first), acceptance_statistic(other), samples
+        )
+    return results
+
+
+def bootstrap_difference(
+    first: BootstrapStatistic, other: BootstrapStatistic, samples: NDArray[np.int64]
+) -> Difference:
+    whole = np.arange(samples.shape[1])[None]
+    value = float((other(whole) - first(whole))[0])
+    spread = other(samples) - first(samples)
+    low, high = np.quantile(spread, INTERVAL_QUANTILES)
+    tail = min(float(np.mean(spread <= 0)), float(np.mean(spread >= 0)))
+    return Difference(value, float(low), float(high), min(2 * tail, 1.0))
+
+
+def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
+    values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
+    return lambda samples: values[samples].mean(axis=1)
+
+
+def acceptance_statistic(result: ResultRecord) -> BootstrapStatistic:
+    """Return the mean over the answers that have a target forward after the first."""
+    values = np.array(result["samples"]["acceptance"], float)  # NaN for None
+    counted, sums = ~np.isnan(values), np.nan_to_num(values)
+    return lambda samples: sums[samples].sum(axis=1) / np.maximum(counted[samples].sum(axis=1), 1)
+
+
+def likelihood_statistic(result: ResultRecord) -> BootstrapStatistic:
+    """Return the log-likelihood per token of the judge."""
+    sums, counts = (np.array(result["samples"][key], float) for key in ("likelihood", "judged"))
+    return lambda samples: sums[samples].sum(axis=1) / np.maximum(counts[samples].sum(axis=1), 1)
+
+
+def speed_statistic(result: ResultRecord) -> BootstrapStatistic:
+    tokens, forwards = (np.array(result["samples"][key], float) for key in ("tokens", "forwards"))
+    return lambda samples: (
+        tokens[samples].sum(axis=1) / np.maximum(forwards[samples].sum(axis=1), 1)
+    )

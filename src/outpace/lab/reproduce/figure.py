@@ -1,0 +1,380 @@
+"""Figures of papers as data: measured entries, published points, and claims."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from outpace.cli.options import format_value
+from outpace.errors import OptionError
+from outpace.lab.entry import MethodEntry, expand_entries
+from outpace.lab.protocol import Setting, find_setting, load_settings
+from outpace.lab.tasks import TASKS
+from outpace.methods import Method
+from outpace.methods.options import find_method, method_from_options
+
+DATA_FOLDER = Path(__file__).parent
+FOLDER = DATA_FOLDER / "papers"
+PAPERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+SCALES = ("mini", "small", "full")
+GIVEN = "given:"
+"""Prefix of a model whose path the user gives."""
+
+Published = Mapping[str, Any]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A property of the published figure that the measured one must share.
+
+    Attributes:
+        text: the claim in words.
+        line: number of the line, counted from 1.
+        trend: `rises` or `falls` from its first setting to its last; `higher` or `lower` than
+            another line at each setting; `unbeaten` by another line, in accuracy (with a judge,
+            likelihood) and speed.
+        key: the figure of a result that is compared; `speed` is tokens per second, `gain` the
+            speed relative to the first line, `likelihood` that of the text by the scale's judge.
+        than: number of the other line.
+        points: the fields that identify the published points, first to last or other to this
+            line; empty where the paper gives no numbers.
+        at: the only setting that is compared with another line; all if empty.
+        scales: the scales that have its lines.
+        note: a reason that the paper does not have, if the claim holds in miniature for one.
+    """
+
+    text: str
+    line: int
+    trend: str
+    key: str = "tokens_per_forward"
+    than: int | None = None
+    points: Sequence[Published] = ()
+    at: str = ""
+    scales: Sequence[str] = SCALES
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much of a task is measured, on which models.
+
+    Attributes:
+        lines: entries as a file has them: model, adapter, method, options, lists where they are
+            swept, as `together` the values of options that are swept together, as `task` another
+            one without a file, as `protocol` one of other lengths and sampling, and as `paper` the
+            fields that identify the published point beside them.
+        batch: numbers of concurrent requests; each line is measured at all of them.
+        data: files of tasks next to this one, used unless the user gives another.
+        is_lossless: whether all lines must give the texts of the first one.
+        judge: causal model that measures the likelihood of the answers.
+        minutes: measured minutes of CPU time, for the expected time.
+    """
+
+    task: str
+    lines: Sequence[Mapping[str, Any]]
+    protocol: str = "plain"
+    limit: int = 100
+    rounds: int = 10
+    batch: Sequence[int] = (1,)
+    max_tokens: int | None = None
+    temperature: float | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    is_lossless: bool = False
+    judge: str | None = None
+    minutes: float | None = None
+
+    def setting(self) -> Setting:
+        return find_setting(self.task, self.protocol)
+
+    @cached_property
+    def entries(self) -> list[list[MethodEntry]]:
+        """The entries of each line; none of an empty one."""
+        return [
+            sweep_batches(list(line_of(line)), self.batch) if line else [] for line in self.lines
+        ]
+
+    @property
+    def every(self) -> list[MethodEntry]:
+        return [entry for line in self.entries for entry in line]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of an answer."""
+        return self.max_tokens or max(
+            find_setting(self.task, entry.protocol or self.protocol).max_tokens
+            for entry in self.every
+        )
+
+    @property
+    def given(self) -> dict[str, None]:
+        """The models whose paths the user gives, without their prefix."""
+        names = [name for entry in self.every for name in entry.model_names]
+        names += [self.judge] if self.judge else []
+        return dict.fromkeys(n.removeprefix(GIVEN) for n in names if n.startswith(GIVEN))
+
+    def with_models(self, paths: Mapping[str, str]) -> Scale:
+        """Replace given models by their paths, and empty the lines of those without a path.
+
+        Raises:
+            OptionError: the first line or the judge needs a model without a path.
+        """
+        if missing := [
+            each for each in replace(self, lines=self.lines[:1]).given if each not in paths
+        ]:
+            message = f"--model: give the path of {', '.join(missing)}: --model {missing[0]}=PATH"
+            raise OptionError("model", missing, message)
+        named = {f"{GIVEN}{name}": path for name, path in paths.items()}
+        lines = [
+            {key: named.get(str(value), value) for key, value in line.items()}
+            for line in self.lines
+        ]
+        able = [
+            {} if any(str(value).startswith(GIVEN) for value in line.values()) else line
+            for line in lines
+        ]
+        return replace(self, lines=able, judge=named.get(str(self.judge), self.judge))
+
+
+def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
+    """Yield the entries of a line."""
+    options = dict(line)
+    model, method = options.pop("model"), find_method(options.pop("method"))
+    adapter, task, protocol = (options.pop(key, None) for key in ("adapter", "task", "protocol"))
+    together = options.pop("together", [])
+    options.pop("paper", None)
+    values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
+    entries = [
+        replace(
+            entry,
+            line=" ".join(filter(None, (entry.line, task, protocol))),
+            task=task,
+            protocol=protocol,
+        )
+        for entry in expand_entries(model, method, values, adapter)
+    ]
+    if not together:
+        yield from entries
+    for entry in entries if together else ():
+        yield from sweep_together(entry, method, options, together)
+
+
+def sweep_batches(line: Sequence[MethodEntry], batches: Sequence[int]) -> list[MethodEntry]:
+    """Return the entries of a line at each number of concurrent requests."""
+    if len(batches) == 1:
+        return [replace(entry, batch=batches[0]) for entry in line]
+    if len(line) > 1:
+        raise ValueError(f"batch: {line[0].line} sweeps an option, so its scale has one batch")
+    return [replace(line[0], batch=batch, setting=f"batch={batch}") for batch in batches]
+
+
+def sweep_together(
+    entry: MethodEntry, method: type[Method], options: Options, changes: Sequence[Options]
+) -> Iterator[MethodEntry]:
+    """Yield an entry for each set of values of several options."""
+    for change in changes:
+        setting = " ".join(f"{name}={format_value(value)}" for name, value in change.items())
+        changed = method_from_options(method, {**options, **change})
+        yield replace(entry, method=changed, setting=setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Figure:
+    """A figure of a paper.
+
+    Attributes:
+        about: its subject.
+        place: beginning of the places of its published points.
+        task: of the published points, where the paper has none of the task that is measured.
+        claims: properties that the measured figure must share.
+        scales: what is measured, task by task: `mini` on the models of the zoo, `full` on the
+            published ones, `small` on a published one that a processor decodes fast.
+    """
+
+    paper: str
+    name: str
+    about: str
+    place: str
+    task: str
+    claims: Sequence[Claim]
+    scales: Mapping[str, Sequence[Scale]]
+
+    def published(self, task: str | None = None) -> list[Published]:
+        """The points of the paper, with the names of their settings."""
+        points: dict[str, list[Published]] = {}
+        for each in load_settings(self.paper):
+            points.setdefault(each.task, []).extend(
+                {"setting": each.name, **point}
+                for point in each.published
+                if str(point["place"]).startswith(self.place)
+            )
+        return points.get(task or self.task) or points[self.task]
+
+    def file(self, scale: str, plan: Scale) -> str:
+        name = f"{self.paper}-{self.name}-{scale}"
+        return f"{name}-{plan.task}" if len(self.scales[scale]) > 1 else name
+
+    def claims_at(self, scale: str) -> list[Claim]:
+        return [claim for claim in self.claims if scale in claim.scales]
+
+    def point(self, marks: Published, task: str | None = None) -> Published:
+        """Return the published point with these fields; `ValueError` for none or several."""
+        fit = [point for point in self.published(task) if marks.items() <= point.items()]
+        if len(fit) != 1:
+            raise ValueError(f"{len(fit)} published points are {dict(marks)}")
+        return fit[0]
+
+    def pair(self, claim: Claim, task: str | None = None) -> list[Published]:
+        """Return the published points of a claim; `ValueError` for an ambiguous or missing one."""
+        return [self.point(marks, task) for marks in claim.points]
+
+    def published_seconds(self, plan: Scale) -> float:
+        """Return the seconds of the published points at their speeds, 0 without any.
+
+        Answers have the length of the paper where it has one for the setting, else the full one.
+        """
+        settings = {each.name: each for each in load_settings(self.paper) if each.task == self.task}
+        seconds = 0.0
+        for point in self.published():
+            if (speed := point.get("tokens_per_second")) is not None:
+                setting = settings[point["setting"]]
+                timed = (each for each in setting.published if "latency" in each)
+                lengths = (each["latency"] * each["tokens_per_second"] for each in timed)
+                seconds += plan.limit * max(lengths, default=setting.max_tokens) / speed
+        return seconds
+
+
+def figure_names() -> list[str]:
+    tables = {
+        paper: tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8")) for paper in PAPERS
+    }
+    return [f"{paper}:{name}" for paper, table in tables.items() for name in table]
+
+
+def figures(paper: str) -> list[Figure]:
+    """Return all figures of a paper; `ValueError` for an unknown one."""
+    if paper not in PAPERS:
+        raise ValueError(f"unknown paper {paper!r}; known are {', '.join(PAPERS)}")
+    tables = tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8"))
+    return [read(paper, name, table) for name, table in tables.items()]
+
+
+def read(paper: str, name: str, table: Mapping[str, Any]) -> Figure:
+    """Build a figure from its table."""
+    rest = {key: value for key, value in table.items() if key not in (*SCALES, "claims")}
+    return Figure(
+        **rest,
+        paper=paper,
+        name=name,
+        claims=[Claim(**claim) for claim in table["claims"]],
+        scales={scale: split_tasks(table[scale]) for scale in SCALES if scale in table},
+    )
+
+
+def split_tasks(table: Mapping[str, Any]) -> list[Scale]:
+    tasks = table["task"] if isinstance(table["task"], list) else [table["task"]]
+    return [Scale(**{**table, "task": task}) for task in tasks]
+
+
+def find(named: str) -> list[Figure]:
+    """Return figures of `paper` or `paper:figure`; `ValueError` with all names for another."""
+    paper, _, name = named.partition(":")
+    every = figures(paper)
+    if not name:
+        return every
+    found = [figure for figure in every if figure.name == name]
+    if not found:
+        known = ", ".join(f"{paper}:{figure.name}" for figure in every)
+        raise ValueError(f"unknown figure {named!r}; known are {known}")
+    return found
+
+
+def find_at(named: str, scale: str) -> list[Figure]:
+    """Return figures of `find` with a scale; `OptionError` naming all that have it if none do."""
+    if scale not in SCALES:
+        message = f"scale: unknown scale {scale!r}; known are {', '.join(SCALES)}"
+        raise OptionError("scale", scale, message)
+    found = [figure for figure in find(named) if scale in figure.scales]
+    if not found:
+        every = (figure for paper in PAPERS for figure in figures(paper))
+        known = ", ".join(f"{each.paper}:{each.name}" for each in every if scale in each.scales)
+        message = f"scale: {named} has no scale {scale}; figures with it are {known}"
+        raise OptionError("scale", scale, message)
+    return found
+
+
+def given_models(plans: Iterable[Scale]) -> list[str]:
+    """Return the models of plans whose paths the user gives."""
+    return list(dict.fromkeys(name for plan in plans for name in plan.given))
+
+
+def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return paths by name, from NAME=PATH; `OptionError` for a model that no plan needs."""
+    known = given_models(plans)
+    paths: dict[str, str] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not known:
+            message = f"--model {text}: this scale names its models; omit it, or use --scale small"
+            raise OptionError("model", text, message)
+        if name not in known or name in paths or not path:
+            message = f"--model {text}: give each of {', '.join(known)} once, as NAME=PATH"
+            raise OptionError("model", text, message)
+        paths[name] = path
+    return paths
+
+
+def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dict[str, str]:
+    """Return the files of an option by task, from TASK=FILE or a file alone.
+
+    Raises:
+        OptionError: If a file is of no task, or of one that needs none.
+    """
+    tasks = list(dict.fromkeys(plan.task for plan in plans))
+    files: dict[str, str] = {}
+    for text in texts:
+        task, _, path = text.partition("=")
+        if task not in TASKS:
+            if len(tasks) != 1:
+                message = f"--{option} {text}: write TASK=FILE, for each of {', '.join(tasks)}"
+                raise OptionError(option, text, message)
+            task, path = tasks[0], text
+        if task not in tasks or not path:
+            names = ", ".join(tasks) or "none"
+            message = f"--{option} {text}: write TASK=FILE; tasks here are {names}"
+            raise OptionError(option, text, message)
+        files[task] = path
+    return files
+
+
+def data_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return the files of problems by task, those of figures unless others are given."""
+    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
+    return files | task_files(texts, plans, "data")
+
+
+def shot_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return the files of shots by task, of those that have shots."""
+    return task_files(texts, [plan for plan in plans if plan.setting().shots], "shots")
+
+
+TRAINED = "trained:"
+"""Prefix of the name of such a model."""
+
+TABLE = Path(__file__).parent / "trained.toml"
+
+
+def words_of(name: str) -> str:
+    """Return the arguments of `outpace train` for a model."""
+    words: str = tomllib.loads(TABLE.read_text("utf-8"))[name.removeprefix(TRAINED)]
+    return words
+
+
+def needed(entries: Iterable[MethodEntry]) -> dict[str, str]:
+    """Return the models that must be trained for entries, with the arguments of each."""
+    names = dict.fromkeys(name for entry in entries for name in entry.model_names)
+    return {name: words_of(name) for name in names if name.startswith(TRAINED)}
