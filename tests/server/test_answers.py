@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, serve_models, text_of
+from asking import (
+    PAIRS,
+    QUESTION,
+    ask,
+    chat,
+    completion,
+    events,
+    refused,
+    serve_models,
+    text_of,
+    token_counts,
+)
 from outpace import LLM
 from outpace.server.service import Service
 from outpace.server.settings import Entry
@@ -33,7 +44,7 @@ def test_stream_equals_whole_answer(client: TestClient, model: str, method: str)
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert chunks[-2]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == whole["usage"]
+    assert token_counts(chunks[-1]) == token_counts(whole)
     for key in ("forwards", "tokens", "method", "seed"):
         assert chunks[-1]["outpace"][key] == whole["outpace"][key]
     assert len({chunk["id"] for chunk in chunks}) == 1
@@ -45,12 +56,37 @@ def test_answer_equals_library(client: TestClient) -> None:
     answer = ask(client, chat(temperature=0.8, seed=3, outpace=plain))
     assert answer["choices"][0]["message"]["content"] == output.text
     assert answer["choices"][0]["finish_reason"] == output.finish_reason == "stop"
-    assert answer["usage"] == {
+    assert token_counts(answer) == {
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": len(output.ids),
         "total_tokens": output.prompt_tokens + len(output.ids),
     }
     assert answer["outpace"]["forwards"] == output.forwards
+
+
+CACHED = {
+    "/v1/chat/completions": ("messages", "max_tokens", "prompt_tokens_details"),
+    "/v1/completions": ("prompt", "max_tokens", "prompt_tokens_details"),
+    "/v1/messages": ("messages", "max_tokens", None),
+    "/v1/responses": ("input", "max_output_tokens", "input_tokens_details"),
+}
+
+
+@pytest.mark.parametrize("path", CACHED)
+def test_cached_tokens_are_shown(client: TestClient, path: str) -> None:
+    text, length, details = CACHED[path]
+    words = f"{path} " + "counts what the cache holds of a prompt " * 4
+    asked = [{"role": "user", "content": words}] if text == "messages" else words
+    body = {"model": "tiny-ar", text: asked, length: 2}
+    usages = [client.post(path, json=body).json()["usage"] for _ in range(2)]
+    cached = [
+        usage["cache_read_input_tokens"] if details is None else usage[details]["cached_tokens"]
+        for usage in usages
+    ]
+    prompts = [usage.get("prompt_tokens", usage.get("input_tokens")) for usage in usages]
+    assert cached[0] < 16 <= cached[1] <= prompts[0]
+    if details is None:
+        assert prompts[0] + cached[0] == prompts[1] + cached[1]
 
 
 def test_completion_accepts_texts_and_tokens(client: TestClient, service: Service) -> None:
@@ -162,7 +198,7 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
     assert sum(step["committed"] for step in steps) == figures[-1]["tokens"] == 16
     assert figures[-1]["forwards"] == whole["outpace"]["forwards"]
     assert "steps" not in chunks[-1]["outpace"]
-    assert chunks[-1]["usage"] == whole["usage"]
+    assert token_counts(chunks[-1]) == token_counts(whole)
 
 
 CONTEXT = 512
@@ -226,7 +262,8 @@ def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]
     assert found["tokens"] == llm.text.encode(QUESTION)
     assert found["count"] == len(found["tokens"])
     assert found["count"] == ask(client, body)["usage"]["prompt_tokens"]
-    assert found["max_model_len"] == 512
+    listed = client.get("/v1/models/tiny-ar").json()
+    assert found["max_model_len"] == listed["max_model_len"] == listed["context_length"] == 512
     text = post(client, "/detokenize", {"model": "tiny-ar", "tokens": found["tokens"]})
     assert text == {"prompt": QUESTION + "\n"}
 

@@ -66,8 +66,11 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
     whole = ask(served, request_body)
     start, *rest, end, stop = events(served, request_body)
     assert start["message"]["content"] == [] and stop == {"type": "message_stop"}
-    assert start["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
-    assert end["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    read = ("input_tokens", "cache_read_input_tokens")
+    used, begun, ended = (each["usage"] for each in (whole, start["message"], end))
+    assert begun["input_tokens"] == sum(used[name] for name in read)
+    assert begun["input_tokens"] == sum(ended[name] for name in read)
+    assert ended["output_tokens"] == used["output_tokens"]
     for name in ("stop_reason", "stop_sequence"):
         assert end["delta"][name] == whole[name]
     blocks: list[dict[str, Any]] = []
@@ -178,9 +181,28 @@ def test_beginning_of_an_answer_is_continued(served: TestClient) -> None:
         assert answer.json()["error"]["param"] == "add_generation_prompt"
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cc_version=2.1; cch=1;\nBe kind.",
+        [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=2;"},
+            {"type": "text", "text": "Be kind."},
+        ],
+    ],
+    ids=["line", "block"],
+)
+def test_billing_line_is_left_out(served: TestClient, system: Any) -> None:
+    kind, billed = (body("plain", temperature=0, system=each) for each in ("Be kind.", system))
+    texts = [ask(served, each)["content"] for each in (kind, billed)]
+    counts = [post(served, f"{PATH}/count_tokens", each) for each in (kind, billed)]
+    assert texts[0] == texts[1] and counts[0] == counts[1]
+
+
 def test_tokens_are_counted(served: TestClient, client: Any) -> None:
     sent = body("tools", max_tokens=9, **AGENT)
-    used = ask(served, sent)["usage"]["input_tokens"]
+    usage = ask(served, sent)["usage"]
+    used = usage["input_tokens"] + usage["cache_read_input_tokens"]
     asked = {name: sent[name] for name in ("model", "messages", "system", "tools")}
     assert client.messages.count_tokens(**asked).input_tokens == used
     error = served.post(f"{PATH}/count_tokens", json=asked | {"messages": []}).json()["error"]

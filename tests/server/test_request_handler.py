@@ -85,6 +85,32 @@ def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None
     assert not service.pending
 
 
+PINGS = {
+    "/v1/chat/completions": ": ping\n\n",
+    "/v1/completions": ": ping\n\n",
+    "/v1/messages": 'event: ping\ndata: {"type":"ping"}\n\n',
+    "/v1/responses": 'event: keepalive\ndata: {"type":"keepalive","sequence_number":2}\n\n',
+}
+
+
+@pytest.mark.parametrize("path", PINGS)
+def test_silent_streams_send_pings(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    text, length = {
+        "/v1/completions": ("prompt", "max_tokens"),
+        "/v1/responses": ("input", "max_output_tokens"),
+    }.get(path, ("messages", "max_tokens"))
+    asked = [{"role": "user", "content": "Hi"}] if text == "messages" else "Hi"
+    body = {"model": "tiny-ar", text: asked, length: 40, "stream": True}
+    silent = client.post(path, json=body).text
+    monkeypatch.setattr("outpace.server.request_handler.PING_SECONDS", 1e-5)
+    pinged = client.post(path, json=body).text
+    assert PINGS[path] in pinged and PINGS[path] not in silent
+    *_, end = pinged.split("\n\n")[:-1]
+    assert "ping" not in end and "keepalive" not in end
+
+
 def test_aborted_requests_get_an_error(service: Service) -> None:
     async def run() -> tuple[Call, Call]:
         app = build_server_app(service)

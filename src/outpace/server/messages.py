@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -16,6 +18,7 @@ from outpace.api.text import TextCodec
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.errors import OptionError
 from outpace.server.http_error import HttpError
+from outpace.server.logs import LOG
 from outpace.server.models import HostedModel
 from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
@@ -297,8 +300,8 @@ class CountTokensRequest(StrictModel):
 
     def chat_messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages of the conversation in the form of chats."""
-        if self.system is not None:
-            yield {"role": "system", "content": join_texts(self.system)}
+        if system := join_texts(self.system, clean=drop_billing_line):
+            yield {"role": "system", "content": system}
         for message in self.messages:
             if isinstance(message.content, str):
                 yield {"role": message.role, "content": message.content}
@@ -314,9 +317,30 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: AnswerLength
 
 
-def join_texts(content: str | Sequence[TextBlock | OtherPart] | None) -> str:
-    """Return the text of a content."""
-    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+BILLING_LINE = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
+"""First line of Claude Code's system text, which changes at each request: no prefix would fit."""
+
+
+def drop_billing_line(text: str) -> str:
+    """Return a system text without the line at its beginning by which Claude Code is billed."""
+    if (line := BILLING_LINE.match(text)) is None:
+        return text
+    log_dropped_line()
+    return text[line.end() :]
+
+
+@cache
+def log_dropped_line() -> None:
+    """Log once that the line is left out."""
+    LOG.info("the line x-anthropic-billing-header of system texts is left out of prompts")
+
+
+def join_texts(
+    content: str | Sequence[TextBlock | OtherPart] | None, clean: Callable[[str], str] = str
+) -> str:
+    """Return the text of a content, each part of it cleaned."""
+    texts = [content] if isinstance(content, str) else [block.text for block in content or ()]
+    return "".join(map(clean, texts))
 
 
 EMPTY_TURN = {"role": "assistant", "content": ""}
@@ -427,10 +451,7 @@ class MessagesWriter(AnswerWriter):
             "model": self.model.name,
             "content": [self.format_block(block) for block in shown],
             **(reasons if output is None else stop_fields(output)),
-            "usage": {
-                "input_tokens": prompt_tokens,
-                "output_tokens": 0 if output is None else output.chosen,
-            },
+            "usage": format_usage(output, prompt_tokens),
             **({} if output is None else extension_fields(output)),
         }
 
@@ -455,6 +476,10 @@ class MessagesWriter(AnswerWriter):
         message = self.format_message(None, len(pending[0].prompt))
         return format_event("message_start", message=message)
 
+    def format_ping(self) -> str:
+        """Return the event of a ping."""
+        return format_event("ping")
+
     def format_event(self, index: int, event: Event) -> str:
         """Return the events for the progress of the answer."""
         return "".join(map(self.format_change, self.parser.feed_event(event)))
@@ -475,7 +500,7 @@ class MessagesWriter(AnswerWriter):
     def end_stream(self, outputs: Sequence[Output]) -> bytes:
         """Return the events after all blocks."""
         (output,) = outputs
-        usage = {"output_tokens": output.chosen}
+        usage = format_usage(output, output.prompt_tokens)
         more = extension_fields(output)
         ends = format_event("message_delta", delta=stop_fields(output), usage=usage, **more)
         return (ends + format_event("message_stop")).encode()
@@ -493,6 +518,17 @@ class MessagesWriter(AnswerWriter):
 def format_event(name: str, /, **fields: Any) -> str:
     """Return an event."""
     return f"event: {name}\ndata: {dump_json({'type': name, **fields})}\n\n"
+
+
+def format_usage(output: Output | None, prompt_tokens: int) -> ReplyObject:
+    """Return the numbers of tokens; those read from the cache are no input tokens."""
+    cached = 0 if output is None else output.cached_tokens
+    return {
+        "input_tokens": prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": 0 if output is None else output.chosen,
+    }
 
 
 def stop_fields(output: Output) -> ReplyObject:

@@ -35,6 +35,9 @@ class ServerMetrics:
 
         self.requests = counter("requests", "Completed requests", *METHOD_LABELS, "result")
         self.prompt = counter("prompt_tokens", "Prompt tokens", *METHOD_LABELS)
+        self.cached = counter(
+            "cached_tokens", "Prompt tokens found in the prefix cache", *METHOD_LABELS
+        )
         self.output = counter("output_tokens", "Committed output tokens", *METHOD_LABELS)
         self.forwards = counter("forwards", "Forwards", *METHOD_LABELS, "role")
         self.proposed = counter(

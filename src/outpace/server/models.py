@@ -20,7 +20,7 @@ from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.drafts import local_drafts
 from outpace.checkpoints.load import load_adapter, load_tokenizer, resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
-from outpace.engine.cache import cache_bytes, check_cache_gib
+from outpace.engine.cache import PAGE_SIZE, cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import check_models, family_method
 from outpace.errors import OptionError, prefix_error
@@ -135,6 +135,12 @@ class HostedModel(ModelInfo):
         self.max_prompt_characters = longest and longest * self.config.max_length
         """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
 
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt with its answer: the model's, or what its caches hold."""
+        held = (usage.total_pages * PAGE_SIZE for usage in self.engine.cache_usage)
+        return min(self.config.max_length, *held)
+
     def token_bytes(self, token: int, previous: int | None) -> bytes:
         """Return the bytes of a token after another, which may hold part of a character."""
         tokenizer = self.text.tokenizer
@@ -187,6 +193,8 @@ class HostedModel(ModelInfo):
             "object": "model",
             "created": created,
             "owned_by": "outpace",
+            "max_model_len": self.context_length,
+            "context_length": self.context_length,
             "outpace": {
                 "loaded": self.engine.is_loaded,
                 "kind": config.kind.value,

@@ -21,6 +21,9 @@ from outpace.server.models import HostedModel
 
 STREAM_END = b"data: [DONE]\n\n"
 
+PING = ": ping\n\n"
+"""A comment, which clients skip."""
+
 ID_CHARACTERS = string.digits + string.ascii_letters
 
 ReplyObject = dict[str, Any]
@@ -287,11 +290,12 @@ def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:
 
     Fixed tokens of an infill template count as prompt tokens.
     """
-    per_prompt = len(outputs) // prompts
-    prompt_tokens = sum(output.input_tokens for output in outputs[::per_prompt])
+    first = outputs[:: len(outputs) // prompts]
+    prompt_tokens = sum(output.input_tokens for output in first)
     completion_tokens = sum(output.chosen for output in outputs)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in first)},
     }

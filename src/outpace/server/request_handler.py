@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from starlette.types import Receive, Send
@@ -39,6 +40,9 @@ PROMPT_OPTIONS = ("prompt", "messages", "cloze", "holes", "hole")
 """Options set by the text of a request: its `prompt` or its `messages`."""
 
 RETRY_HEADERS = {"Retry-After": "1"}
+
+PING_SECONDS = 5.0
+"""Silence of a stream after which a ping is sent: clients and proxies give up after a minute."""
 
 CONSTRAINED_BATCH = 16
 """Choices submitted together if each may wait for its constraint to be compiled."""
@@ -177,9 +181,10 @@ class RequestHandler:
             metrics.count_answer(self.labels, output)
         if self.outputs:
             per_prompt = len(self.seeds) // len(self.prompts)
-            first = (output for i, output in self.outputs.items() if i % per_prompt == 0)
+            first = [output for i, output in self.outputs.items() if i % per_prompt == 0]
             prompt_tokens = sum(output.input_tokens for output in first)
             metrics.prompt.labels(*self.labels).inc(prompt_tokens)
+            metrics.cached.labels(*self.labels).inc(sum(output.cached_tokens for output in first))
             tokens = sum(output.chosen for output in self.outputs.values())
             speed = speed_fields([*self.outputs.values()])
             add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens, **speed)
@@ -285,6 +290,7 @@ class RequestHandler:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             if begin:
                 await write(begin)
+        pings = asyncio.ensure_future(self.send_pings(write))
         try:
             with self.convert_errors():
                 async with aclosing(merge_choice_events(self.pending)) as events:
@@ -301,8 +307,21 @@ class RequestHandler:
             end = self.writer.format_failure(fault)
         else:
             end = last_text.encode() + self.writer.end_stream(self.ordered_outputs)
+        finally:
+            pings.cancel()
         with suppress(HttpError), self.convert_errors():
             await write(end, more=False)
+
+    async def send_pings(self, write: Callable[[str], Awaitable[None]]) -> None:
+        """Send a ping after each silence, for ever."""
+        sent = perf_counter()
+        while True:
+            silence = perf_counter() - max(sent, self.timer.last)
+            if silence < PING_SECONDS:
+                await asyncio.sleep(PING_SECONDS - silence)
+            else:
+                await write(self.writer.format_ping())
+                sent = perf_counter()
 
 
 STREAM_HEADERS = [

@@ -412,7 +412,7 @@ class ResponsesWriter(AnswerWriter):
         thoughts = count_reasoning_tokens(self.model.text, output)
         return {
             "input_tokens": output.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": output.cached_tokens},
             "output_tokens": output.chosen,
             "output_tokens_details": {"reasoning_tokens": thoughts},
             "total_tokens": output.prompt_tokens + output.chosen,
@@ -452,6 +452,10 @@ class ResponsesWriter(AnswerWriter):
         return self.format_event_text(
             "response.created", response=response
         ) + self.format_event_text("response.in_progress", response=response)
+
+    def format_ping(self) -> str:
+        """Return the event that OpenAI's server sends, too."""
+        return self.format_event_text("keepalive")
 
     def format_event(self, index: int, event: Event) -> str:
         """Return the events for the progress of the answer."""

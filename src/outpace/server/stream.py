@@ -13,7 +13,7 @@ from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
 from outpace.decoding.processor import TokenLogprob
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
-from outpace.server.reply import STREAM_END, Reply, ReplyObject, TokenPlaces
+from outpace.server.reply import PING, STREAM_END, Reply, ReplyObject, TokenPlaces
 from outpace.server.schema import BaseRequest
 from outpace.server.writer import AnswerWriter
 
@@ -190,6 +190,10 @@ class CompletionWriter(AnswerWriter):
             for index, each in enumerate(pending)
         ]
         return ""
+
+    def format_ping(self) -> str:
+        """Return a comment."""
+        return PING
 
     def format_event(self, index: int, event: Event) -> str:
         """Return the chunks for the progress of a choice."""

@@ -48,7 +48,8 @@ async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
     handler = RequestHandler(service, parse_prompt_request(body))
     if len(handler.prompts) > 1:
         raise HttpError(400, "prompt: must be one prompt here", param="prompt")
-    tokens, length = await encode_prompt(handler), handler.model.config.max_length
+    await service.client.update_stats()
+    tokens, length = await encode_prompt(handler), handler.model.context_length
     return {"count": len(tokens), "max_model_len": length, "tokens": tokens}
 
 

@@ -34,6 +34,10 @@ class AnswerWriter(ABC):
         """Return the events before all text, of the choices that were submitted."""
 
     @abstractmethod
+    def format_ping(self) -> str:
+        """Return what shows that a silent stream is alive."""
+
+    @abstractmethod
     def format_event(self, index: int, event: Event) -> str:
         """Return the events for the progress of a choice."""
 
