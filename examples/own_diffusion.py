@@ -22,7 +22,7 @@ class Sure(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.holes < 1:
-            raise OptionError("holes", self.holes, f"holes must be at least 1, not {self.holes}")
+            raise OptionError("holes", self.holes, "must be at least 1")
 
     def decode(self, request: Request) -> Decoding:
         """Run the text and holes after it, fill some, and commit what has no hole before it."""

@@ -19,7 +19,7 @@ class PromptLookup(Method):
         super().__post_init__()
         for name in ("tokens", "match"):
             if (value := getattr(self, name)) < 1:
-                raise OptionError(name, value, f"{name} must be at least 1, not {value}")
+                raise OptionError(name, value, "must be at least 1")
 
     def decode(self, request: Request) -> Decoding:
         """Run the last token and a draft; accept what the model predicts, and one more token."""

@@ -11,7 +11,7 @@ FOREIGN = {
     *("gsm8k_cot", "mbpp_instruct", "exact_match", "hf"),  # of lm-evaluation-harness
     *("nohup", "PATH", "MODEL", "METHOD", "RECIPE", "TARGET", "ADAPTER"),  # of commands
     *("FILE", "CLASS", "ORG", "REPO", "sha256sum"),
-    *("eot_id", "eospadding", "extract", "Id", "be", "The", "sequence"),  # parts of texts
+    *("eot_id", "eospadding", "extract", "Id", "The", "sequence"),  # parts of texts
 }
 """Names that are not in the package. Each must occur, so that none outlives its use."""
 

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.decoding.sampling_params import is_finite_real, is_whole_number
-from outpace.errors import must
+from outpace.errors import OptionError
 
 TYPE_NAMES: dict[object, str] = {
     bool: "true or false",
@@ -70,7 +70,7 @@ def check_bounds(settings: Any) -> None:
     """Raise `ValueError` for a field of a dataclass outside its annotated bounds or choices."""
     for name, hint in field_hints(type(settings)).items():
         if has_bounds(hint) and not matches_type(value := getattr(settings, name), hint):
-            raise must(name, value, f"be {describe_type(hint)}")
+            raise OptionError(name, value, f"must be {describe_type(hint)}")
 
 
 def has_bounds(hint: Any) -> bool:

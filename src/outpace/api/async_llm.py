@@ -35,8 +35,7 @@ class AsyncLLM(ModelClient):
         self, llm: LLM, *, thread: EngineThread | None = None, max_waiting: int = 256
     ) -> None:
         if max_waiting < 0:
-            message = f"max_waiting must be at least 0, got {max_waiting}"
-            raise OptionError("max_waiting", max_waiting, message)
+            raise OptionError("max_waiting", max_waiting, "must be at least 0")
         self.llm = llm
         self.owns_thread = thread is None
         self.thread = EngineThread() if thread is None else thread

@@ -243,8 +243,9 @@ class TemplateSource:
         try:
             return [parse_template(source) for source in sources]
         except TemplateError as error:
-            message = f"messages: the chat template of {self.name} fails: {error}"
-            raise OptionError("messages", None, message) from error
+            raise OptionError(
+                "messages", None, f"the chat template of {self.name} fails: {error}"
+            ) from error
 
     @cached_property
     def variables(self) -> frozenset[str]:
@@ -274,11 +275,12 @@ class TemplateSource:
         """
         if self.call_format is None:
             field = "tools" if choice == "auto" else "tool_choice"
-            message = (
-                f"{field}: the chat template of {self.name} does not describe tools in a known "
-                f"format, which tool_choice={choice!r} with tools needs; use tool_choice='none'"
+            raise OptionError(
+                field,
+                choice,
+                f"the chat template of {self.name} does not describe tools in a known format, "
+                f"which tool_choice={choice!r} with tools needs; use tool_choice='none'",
             )
-            raise OptionError(field, choice, message)
         if self.call_format is GENERIC_FORMAT or self.tool_variable is None:
             return {}
         return {self.tool_variable: [*tools]}
@@ -302,11 +304,9 @@ class TemplateSource:
             return {"reasoning_effort": effort}
         if "enable_thinking" in self.variables:
             return {"enable_thinking": effort != "none"}
-        message = (
-            f"reasoning_effort: the chat template of {self.name} has neither the variable "
-            "reasoning_effort nor enable_thinking; omit it"
+        raise OptionError(
+            "reasoning_effort", effort, f"the chat template of {self.name} cannot set it: omit it"
         )
-        raise OptionError("reasoning_effort", effort, message)
 
     def write_thoughts(self, message: Message) -> Message:
         """Return a message with its thoughts in the template's field, or else as text.
@@ -335,8 +335,9 @@ class TemplateSource:
             return message
         if self.call_format is None and not (self.has_results and self.has_calls):
             field = f"{name}.{'tool_calls' if calls else 'role'}"
-            text = f"{field}: the chat template of {self.name} supports no calls of tools"
-            raise OptionError(field, None, text)
+            raise OptionError(
+                field, None, f"the chat template of {self.name} supports no calls of tools"
+            )
         if not calls and not self.has_results:
             content = f"Result of {message.get('name', 'the call')}:\n{message['content']}"
             return {"role": "user", "content": content}
@@ -456,8 +457,9 @@ class ChatTemplate(TemplateSource):
         except (TemplateError, ValueError) as error:
             if isinstance(error, OptionError):
                 raise
-            message = f"messages: the chat template of {self.name} fails: {error}"
-            raise OptionError("messages", messages, message) from error
+            raise OptionError(
+                "messages", messages, f"the chat template of {self.name} fails: {error}"
+            ) from error
         self.codec.check_length(rendered)
         return validate_text("messages", rendered)
 
@@ -562,8 +564,7 @@ class ChatTemplate(TemplateSource):
         for number, message in enumerate(messages):
             if self.control_pattern.search(role := message["role"]):
                 param = f"messages[{number}].role"
-                text = f"{param} must not contain a special token, got {role!r}"
-                raise OptionError(param, role, text)
+                raise OptionError(param, role, "must not contain a special token")
         last = self.take_continued(messages) if continues else []
         named = [
             (name := f"messages[{number}]", self.write_calls(name, self.write_thoughts(message)))
@@ -597,8 +598,11 @@ class ChatTemplate(TemplateSource):
         }
         for name, problem in problems.items():
             if problem:
-                text = f"{param}.{name}: {problem} in a last message that is continued"
-                raise OptionError(f"{param}.{name}", message.get(name), text)
+                raise OptionError(
+                    f"{param}.{name}",
+                    message.get(name),
+                    f"{problem} in a last message that is continued",
+                )
         value = [message.get("reasoning_content", ""), message["content"]]
         return [TemplatePart(param, CONTINUED, value, by_assistant=True)]
 
@@ -658,6 +662,6 @@ class ChatTemplate(TemplateSource):
         raise OptionError(
             part.name,
             part.value,
-            f"{part.name} contains {'a' if holders else 'part of a'} special token, which changes "
-            f"the output of the chat template of {self.name}: remove it",
+            f"has {'a' if holders else 'part of a'} special token, which changes the output "
+            f"of the chat template of {self.name}: remove it",
         )

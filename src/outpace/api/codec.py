@@ -30,8 +30,9 @@ def unused_characters(*texts: Collection[str]) -> Iterator[str]:
 def take_unused_character(free: Iterator[str]) -> str:
     """Take the next unused character; raises `OptionError` if none is left."""
     if (found := next(free, None)) is None:
-        message = "prompt: the text uses every private-use character of Unicode; remove some"
-        raise OptionError("prompt", None, message)
+        raise OptionError(
+            "prompt", None, "the text uses every private-use character of Unicode; remove some"
+        )
     return found
 
 
@@ -40,10 +41,9 @@ def validate_text(param: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = (
-            f"{param}: {brief(text)} is not UTF-8: character {error.start + 1} is a lone surrogate"
-        )
-        raise OptionError(param, text, message) from error
+        raise OptionError(
+            param, text, f"character {error.start + 1} of {brief(text)} is a lone surrogate"
+        ) from error
     return text
 
 
@@ -81,8 +81,8 @@ class SharedTokenizer:
             raise ContextError(
                 "prompt",
                 text,
-                f"prompt: a prompt of {len(text)} characters is too long for {self.name}: its "
-                f"context of {self.context_length} tokens holds at most {limit}",
+                f"a prompt of {len(text)} characters is too long for {self.name}: its context of "
+                f"{self.context_length} tokens holds at most {limit}",
             )
 
     def encode_plain(self, text: str, *, begin: bool = False) -> list[int]:
@@ -133,8 +133,9 @@ class SharedTokenizer:
         with convert_panics(self.name):
             ids = renamed.encode("".join([*parts, text[last:]]))
         if [each for each in ids if each in hidden] != [token for token, _, _ in spans]:
-            message = f"prompt: the tokenizer of {self.name} cannot separate its tokens from text"
-            raise OptionError("prompt", text, message)
+            raise OptionError(
+                "prompt", text, f"the tokenizer of {self.name} cannot separate its tokens from text"
+            )
         return ids
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from reprlib import repr as brief
 from typing import Any
 
 from outpace.api.codec import overlap_length, validate_text
@@ -52,8 +51,7 @@ class Detokenizer:
         self.markers: dict[int, str] = {}
         self.stop, self.stop_tokens = self.split_stop_strings(stop)
         if self.stop and text.tokenizer is None:
-            message = f"stop needs a tokenizer, which {text.name} does not have"
-            raise OptionError("stop", stop, message)
+            raise OptionError("stop", stop, f"needs a tokenizer, which {text.name} does not have")
         self.ids: list[int] = []
         self.marked = ""
         self.has_ended = False
@@ -174,8 +172,7 @@ def parse_stop_strings(stop: Any) -> tuple[str, ...]:
     marks = [stop] if isinstance(stop, str) else stop
     listed = isinstance(marks, Sequence) and not isinstance(marks, bytes | bytearray)
     if not listed or not all(isinstance(mark, str) for mark in marks):
-        message = f"stop must be a string or a list of strings, got {brief(stop)}"
-        raise OptionError("stop", stop, message)
+        raise OptionError("stop", stop, "must be a string or a list of strings")
     if "" in marks:
-        raise OptionError("stop", stop, "stop must not contain an empty string")
+        raise OptionError("stop", stop, "must not contain an empty string")
     return tuple(validate_text("stop", mark) for mark in marks)

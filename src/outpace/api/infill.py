@@ -74,8 +74,9 @@ class InfillLayout:
             OptionError: For an invalid template, and if no text precedes the first hole.
         """
         if text.tokenizer is None:
-            message = f"cloze: {text.name} has no tokenizer, which infilling needs"
-            raise OptionError("cloze", cloze, message)
+            raise OptionError(
+                "cloze", cloze, f"{text.name} has no tokenizer, which infilling needs"
+            )
         parts = [
             part
             if isinstance(part, Hole)
@@ -86,8 +87,9 @@ class InfillLayout:
         first = parts[0]
         lead = [] if isinstance(first, Hole) else first[1]
         if not front + lead:
-            message = "no text before the first hole: begin with text, or give a prompt"
-            raise OptionError("cloze", cloze, f"cloze: {message}")
+            raise OptionError(
+                "cloze", cloze, "no text before the first hole: begin with text, or give a prompt"
+            )
         slot = len(front)
         holes: dict[int, Hole] = {}
         given: dict[int, int] = {}
@@ -190,8 +192,11 @@ def parse_template(text: str) -> list[str | Hole]:
     for part in parts:
         if isinstance(part, str) and "{{" in part:
             wrong = part[part.index("{{") :][:40]
-            message = f"{wrong!r} is not a hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}"
-            raise OptionError("cloze", text, f"cloze: {message}")
+            raise OptionError(
+                "cloze",
+                text,
+                f"{wrong!r} is no hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}",
+            )
     return check_template(parts)
 
 

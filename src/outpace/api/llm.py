@@ -93,7 +93,7 @@ def resolve_stop_ids(
         raise OptionError(
             "stop_ids",
             conflicts[0],
-            f"stop_ids cannot be combined with {options.rule[0]} here: the answer may hold token "
+            f"cannot be combined with {options.rule[0]} here: the answer may hold token "
             f"{conflicts[0]}; use special tokens only, or omit one of the two options",
         )
     return eos, stops
@@ -170,21 +170,21 @@ def build_constraint(
 def check_reasoning_limit(options: RequestOptions, text: TextCodec) -> None:
     """Raise `OptionError` for a limit of thoughts if the model's answers have none."""
     if options.max_reasoning_tokens is not None and text.thought_format is None:
-        message = (
-            f"max_reasoning_tokens: the chat template of {text.name} describes no thoughts in a "
-            "known format; omit it"
+        raise OptionError(
+            "max_reasoning_tokens",
+            options.max_reasoning_tokens,
+            f"needs a chat template with thoughts, unlike that of {text.name}: omit it",
         )
-        raise OptionError("max_reasoning_tokens", options.max_reasoning_tokens, message)
 
 
 def check_prompt_logprobs(options: RequestOptions, name: str, kind: Kind) -> None:
     """Raise `OptionError` for log-probabilities of the prompt if the model is not causal."""
     if options.prompt_logprobs is not None and kind not in CAUSAL_KINDS:
-        message = (
-            f"prompt_logprobs: needs a causal model, but {name} is a {kind.value}, which does not "
-            "predict the tokens of a prompt; omit it"
+        raise OptionError(
+            "prompt_logprobs",
+            options.prompt_logprobs,
+            f"needs a causal model, and {name} is a {kind.value}: omit it",
         )
-        raise OptionError("prompt_logprobs", options.prompt_logprobs, message)
 
 
 def encode_choices(
@@ -204,12 +204,16 @@ def encode_choices(
     elif thoughts is not None and not thoughts.begin:
         problem = "cannot follow a prompt that begins thoughts; turn them off"
     if problem is not None:
-        message = f"logprobs: log-probabilities of choices {problem}, or omit logprobs"
-        raise OptionError("logprobs", options.logprobs, message)
+        raise OptionError(
+            "logprobs",
+            options.logprobs,
+            f"log-probabilities of choices {problem}, or omit logprobs",
+        )
     choices = {text: encode_inner(codec, text) for text in options.choices}
     if (longest := max(map(len, choices.values()))) > max_tokens:
-        message = f"max_tokens: a choice has {longest} tokens, got {max_tokens}; raise it"
-        raise OptionError("max_tokens", max_tokens, message)
+        raise OptionError(
+            "max_tokens", max_tokens, f"a choice has {longest} tokens, got {max_tokens}; raise it"
+        )
     return choices
 
 
@@ -220,8 +224,8 @@ def check_can_infill(method: Method) -> None:
         raise OptionError(
             "method",
             method,
-            f"method: {method!r} cannot condition on text after a hole, so it cannot infill; "
-            f"use one of these, unverified: {', '.join(able)}",
+            f"{method!r} cannot condition on text after a hole, so it cannot infill; use one of "
+            f"these, unverified: {', '.join(able)}",
         )
 
 
@@ -230,11 +234,12 @@ def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> No
     if text.middle_tokens is not None:
         return
     if not method.sees_ahead:
-        message = (
-            f"suffix: {text.name} has no tokens to fill in the middle, and {method!r} cannot "
-            "condition on text after the answer; omit suffix"
+        raise OptionError(
+            "suffix",
+            options.suffix,
+            f"{text.name} has no tokens to fill in the middle, and {method!r} cannot condition on "
+            "text after the answer; omit suffix",
         )
-        raise OptionError("suffix", options.suffix, message)
     names = ["stop_ids", "ignore_eos", "min_tokens", *option_names("rule")]
     options.check_absent(names, "suffix")
 
@@ -247,8 +252,8 @@ def check_sequential(options: RequestOptions, method: Method) -> None:
         raise OptionError(
             name,
             getattr(options, name),
-            f"{name} needs a method that commits tokens from left to right, "
-            f"but {method!r} fills mask positions in any order",
+            f"needs a method that commits tokens from left to right, but {method!r} fills mask "
+            "positions in any order",
         )
 
 
@@ -256,8 +261,7 @@ def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
     """Raise `OptionError` for an invalid token id."""
     for token in tokens:
         if not (is_whole_number(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
-            message = f"{name} must hold token ids from 0 to {vocab - 1}, got {token!r}"
-            raise OptionError(name, token, message)
+            raise OptionError(name, token, f"must hold token ids from 0 to {vocab - 1}")
 
 
 def check_further(llm: LLM, further: Mapping[str, ModelConfig]) -> None:
@@ -278,8 +282,9 @@ def check_head(name: str, config: ModelConfig) -> None:
         with ExitStack() as stack:
             open_weights(folder, config, stack).check_depth(config)
     except ValueError as error:
-        message = f"draft: {error}: it has no head for multi-token prediction; give another draft"
-        raise OptionError("draft", name, message) from error
+        raise OptionError(
+            "draft", name, f"{error}: it has no head for multi-token prediction; give another draft"
+        ) from error
 
 
 def load_further(llm: LLM, name: str) -> Stack:
@@ -291,8 +296,7 @@ def load_further(llm: LLM, name: str) -> Stack:
     try:
         return load_draft(name, llm.model, **more)
     except ValueError as error:
-        message = f"draft: {name} cannot draft for {llm.name}: {error}"
-        raise OptionError("draft", name, message) from error
+        raise OptionError("draft", name, f"{name} cannot draft for {llm.name}: {error}") from error
 
 
 class LLM:
@@ -448,8 +452,7 @@ class LLM:
             NotCompiledError: If a model is not loaded yet and `wait` is not set.
         """
         if not isinstance(method, Method):
-            message = f"method must be a Method, such as Autoregressive(), got {method!r}"
-            raise OptionError("method", method, message)
+            raise OptionError("method", method, "must be a Method, such as Autoregressive()")
         models = further_models(method, self.path, self.config)
         key = (type(method), adapter, *models.items())
         if key not in self.pairings:
@@ -720,15 +723,15 @@ def lay_out_suffix(
     """
     after = llm.text.encode_plain(suffix)
     if not prompt:
-        raise OptionError("prompt", prompt, "prompt must not be empty: give at least one token")
+        raise OptionError("prompt", prompt, "must not be empty: give at least one token")
     size = choose_max_tokens(len(prompt) + len(after))
     room = pairing.free_tokens(method, len(prompt) + len(after))
     if size > room:
-        message = (
-            f"max_tokens: {max(room, 0)} tokens fit between a prompt of {len(prompt)} and a suffix "
-            f"of {len(after)} tokens, got {size}"
+        raise ContextError(
+            "max_tokens",
+            size,
+            f"must be at most {max(room, 0)} between {len(prompt)} tokens and {len(after)}",
         )
-        raise ContextError("max_tokens", size, message)
     return InfillLayout.before_suffix(llm.text, prompt, after, size, llm.eos)
 
 
@@ -737,16 +740,14 @@ def answer_variants(options: Options, n: int | None) -> list[Options]:
     if n is None:
         return [options]
     if not (is_whole_number(n) and 1 <= n <= MAX_ANSWERS):
-        message = f"n must be an integer from 1 to {MAX_ANSWERS}, got {n!r}"
-        raise OptionError("n", n, message)
+        raise OptionError("n", n, f"must be an integer from 1 to {MAX_ANSWERS}")
     return [offset_seed(options, number) for number in range(n)]
 
 
 def check_batch(batch: int | None) -> None:
     """Raise `OptionError` for a batch that is not a positive integer or None."""
     if not (batch is None or is_whole_number(batch) and batch >= 1):
-        message = f"batch must be an integer of at least 1, got {batch!r}"
-        raise OptionError("batch", batch, message)
+        raise OptionError("batch", batch, "must be an integer of at least 1")
 
 
 def answer_requests(

@@ -182,7 +182,7 @@ def offset_seed(options: Options, offset: int) -> Options:
     """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
     seed: object = options.get("seed", 0)
     if not is_whole_number(seed):
-        raise OptionError("seed", seed, f"seed must be an integer, got {seed!r}")
+        raise OptionError("seed", seed, "must be an integer")
     return {**options, "seed": cast(int, seed) + offset}
 
 
@@ -197,7 +197,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> None:
     """Raise `OptionError` for a value that is not an integer from 0 to `most`."""
     if not (is_whole_number(value) and value >= 0 and (most is None or value <= most)):
         allowed = "of at least 0" if most is None else f"from 0 to {most}"
-        raise OptionError(name, value, f"{name} must be an integer {allowed}, got {value!r}")
+        raise OptionError(name, value, f"must be an integer {allowed}")
 
 
 def check_max_tokens(max_tokens: Any, prompt_logprobs: Any) -> None:
@@ -206,24 +206,21 @@ def check_max_tokens(max_tokens: Any, prompt_logprobs: Any) -> None:
     least = 0 if prompt_logprobs is not None else 1
     if max_tokens is not None and max_tokens < least:
         also = "" if max_tokens else ", or 0 with prompt_logprobs"
-        message = f"max_tokens must be at least 1{also}, got {max_tokens}"
-        raise OptionError("max_tokens", max_tokens, message)
+        raise OptionError("max_tokens", max_tokens, f"must be at least 1{also}")
 
 
 def check_effort(effort: Any) -> None:
     """Raise `OptionError` for an unknown effort of reasoning."""
     if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
-        message = f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {effort!r}"
-        raise OptionError("reasoning_effort", effort, message)
+        raise OptionError("reasoning_effort", effort, f"must be one of {', '.join(EFFORTS)}")
 
 
 def check_range(name: str, value: object, least: float, part: str = "") -> None:
     """Raise `OptionError` for a value that is not a number from `least` to `MAX_FLOAT_VALUE`."""
     if not (is_finite_real(value) and least <= float(value) <= MAX_FLOAT_VALUE):  # type: ignore[arg-type]
-        message = (
-            f"{name}{part} must be a number from {least:g} to {MAX_FLOAT_VALUE:g}, got {value!r}"
+        raise OptionError(
+            name, value, f"must be a number from {least:g} to {MAX_FLOAT_VALUE:g}{part}"
         )
-        raise OptionError(name, value, message)
 
 
 MAX_ANSWER_TOKENS = 2**20
@@ -424,8 +421,11 @@ class RequestOptions:
         """Create options from a mapping; raises `OptionError` for an unknown name."""
         known = [*REQUEST_OPTIONS]
         if unknown := sorted(set(options) - set(known)):
-            message = f"{unknown[0]}: unknown option {unknown[0]!r}; options are {', '.join(known)}"
-            raise OptionError(unknown[0], options[unknown[0]], message)
+            raise OptionError(
+                unknown[0],
+                options[unknown[0]],
+                f"unknown option {unknown[0]!r}; options are {', '.join(known)}",
+            )
         method = options.get("method")
         if method is not None and method != AUTO_METHOD:
             method = resolve_method(method)
@@ -434,8 +434,7 @@ class RequestOptions:
     def __post_init__(self) -> None:
         check_type("adapter", self.adapter, str | None)
         if not isinstance(self.suffix, str | None):
-            message = f"suffix must be a string, got {self.suffix!r}"
-            raise OptionError("suffix", self.suffix, message)
+            raise OptionError("suffix", self.suffix, "must be a string")
         check_max_tokens(self.max_tokens, self.prompt_logprobs)
         for name, option in REQUEST_OPTIONS.items():
             if option.kind is bool:
@@ -447,25 +446,21 @@ class RequestOptions:
         if self.prompt_logprobs is not None:
             check_count("prompt_logprobs", self.prompt_logprobs, MAX_TOP_LOGPROBS)
         if self.top_logprobs and not self.logprobs:
-            message = "top_logprobs needs logprobs: set both"
-            raise OptionError("top_logprobs", self.top_logprobs, message)
+            raise OptionError("top_logprobs", self.top_logprobs, "needs logprobs: set both")
         check_effort(self.reasoning_effort)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            message = (
-                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
+            raise OptionError(
+                "min_tokens", self.min_tokens, f"must be at most max_tokens={self.max_tokens}"
             )
-            raise OptionError("min_tokens", self.min_tokens, message)
         for name, option in REQUEST_OPTIONS.items():
             if option.info.least is not None:
                 check_range(name, getattr(self, name), option.info.least)
         if not isinstance(self.logit_bias, Mapping):
-            message = f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
-            raise OptionError("logit_bias", self.logit_bias, message)
+            raise OptionError("logit_bias", self.logit_bias, "must map token ids to numbers")
         for token, bias in self.logit_bias.items():
-            check_range("logit_bias", bias, -MAX_FLOAT_VALUE, f" of token {token!r}")
+            check_range("logit_bias", bias, -MAX_FLOAT_VALUE, f" for token {token!r}")
         if not isinstance(self.template, Mapping):
-            message = f"template must map names to values, got {self.template!r}"
-            raise OptionError("template", self.template, message)
+            raise OptionError("template", self.template, "must map names to values")
         self.check_rule_conflicts()
 
     @cached_property
@@ -526,8 +521,9 @@ class RequestOptions:
             if isinstance(value, ndarray | Tensor):
                 value = value.tolist()
             if name != what and value not in (None, (), [], False, 0):
-                message = f"{name} cannot be combined with {what}: omit one of the two"
-                raise OptionError(name, value, message)
+                raise OptionError(
+                    name, value, f"cannot be combined with {what}: omit one of the two"
+                )
 
     def build_sampling(self, usual: Mapping[str, float]) -> Sampling:
         """Return the sampling parameters; unset ones are taken from `usual`."""

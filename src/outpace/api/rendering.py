@@ -211,7 +211,7 @@ def plain_value(value: Any, name: str, depth: int = 0) -> Any:
     if kind is str or value is None or kind is bool:
         return value
     if depth > MAX_VALUE_DEPTH:
-        raise OptionError(name, None, f"{name} must not be nested more than {MAX_VALUE_DEPTH} deep")
+        raise OptionError(name, None, f"must not be nested more than {MAX_VALUE_DEPTH} deep")
     match value:
         case str():
             return str.__str__(value)

@@ -119,11 +119,9 @@ def validate_prompt(prompt: Any) -> str | list[Any]:
     if isinstance(prompt, ndarray | Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
-        message = f"prompt must be text, token ids or chat messages, got {brief(prompt)}"
-        raise OptionError("prompt", prompt, message)
+        raise OptionError("prompt", prompt, "must be text, token ids or chat messages")
     if not prompt:
-        message = "prompt must not be empty: give text or at least one token"
-        raise OptionError("prompt", prompt, message)
+        raise OptionError("prompt", prompt, "must not be empty: give text or at least one token")
     if isinstance(prompt, str):
         return validate_text("prompt", prompt)
     if any(isinstance(each, dict | str) for each in prompt):
@@ -145,8 +143,7 @@ def validate_token_id(place: int, token: Any) -> int:
     """Return a token id as `int`; raises `OptionError` if it is not an integer."""
     if isinstance(token, bool) or not isinstance(token, int | integer):
         param = f"prompt[{place}]"
-        message = f"{param} must be a token id, an integer, got {brief(token)}"
-        raise OptionError(param, token, message)
+        raise OptionError(param, token, "must be a token id, an integer")
     return int(token)
 
 
@@ -167,18 +164,19 @@ def validate_message(param: str, message: Any) -> Message:
         message = {**message, "content": ""}
     problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
     if not isinstance(message, dict):
-        raise OptionError(param, message, f"{param}: {problem}")
+        raise OptionError(param, message, problem)
     keys = ["role", "content"]
     if message.get("reasoning_content") is not None:
         keys.append("reasoning_content")
         if message.get("role") != "assistant":
             field = f"{param}.reasoning_content"
-            only = f"{field}: only messages of the assistant may have it"
-            raise OptionError(field, message["reasoning_content"], only)
+            raise OptionError(
+                field, message["reasoning_content"], "only messages of the assistant may have it"
+            )
     for key in keys:
         field, text = f"{param}.{key}", message.get(key)
         if not isinstance(text, str):
-            raise OptionError(field, text, f"{field}: {problem}")
+            raise OptionError(field, text, problem)
         validate_text(field, text)
     return message
 
@@ -188,8 +186,7 @@ def read_text_part(param: str, part: Any) -> str:
     match part:
         case {"type": "text", "text": str(text)}:
             return text
-    message = f"{param}: {brief(part)} is not the text of a chat message"
-    raise OptionError(param, part, f"{message}: give {{'type': 'text', 'text': …}}")
+    raise OptionError(param, part, "must be text, as in {'type': 'text', 'text': …}")
 
 
 MAX_MARK_TOKENS = 16
@@ -274,33 +271,35 @@ class TextCodec:
             raise OptionError(
                 f"template.{unknown[0]}",
                 template[unknown[0]],
-                f"template.{unknown[0]}: the chat template of {self.name} has no variable "
-                f"{unknown[0]!r}; its variables: {names}",
+                f"the chat template of {self.name} has only the variables {names}",
             )
         if isinstance(prompt, list) and not isinstance(prompt[0], dict):
             return prompt
         if self.tokenizer is None:
-            message = f"prompt: {self.name} has no tokenizer: give the prompt as token ids"
-            raise OptionError("prompt", prompt, message)
+            raise OptionError(
+                "prompt", prompt, f"{self.name} has no tokenizer: give the prompt as token ids"
+            )
         instruction = ""
         if tools is not None:
             if raw and isinstance(prompt, str):
-                raise OptionError("tools", None, "tools cannot be combined with raw: omit one")
+                raise OptionError("tools", None, "cannot be combined with raw: omit one")
             template |= self.required_template.tool_variables(tools.tools, tools.choice)
             if self.call_format is GENERIC_FORMAT:
                 instruction = tools.instruction
         if effort is not None:
             if raw and isinstance(prompt, str):
-                message = "reasoning_effort cannot be combined with raw: omit one"
-                raise OptionError("reasoning_effort", effort, message)
+                raise OptionError(
+                    "reasoning_effort", effort, "cannot be combined with raw: omit one"
+                )
             template = self.required_template.effort_variables(effort) | template
         if isinstance(prompt, list):
             return self.required_template.encode(
                 prompt, template, instruction=instruction, continues=continues
             )
         if continues:
-            message = "continue_final_message needs chat messages as prompt: omit it"
-            raise OptionError("continue_final_message", continues, message)
+            raise OptionError(
+                "continue_final_message", continues, "needs chat messages as prompt: omit it"
+            )
         if raw or self.tokenizer.chat_template is None:
             return self.encode_plain(prompt, begin=True)
         messages = [{"role": "user", "content": prompt}]
@@ -328,12 +327,14 @@ class TextCodec:
         prompt = "" if prompt == "" else validate_prompt(prompt)
         if isinstance(prompt, list):
             if isinstance(prompt[0], dict):
-                message = "suffix: cannot follow messages: give the prompt as text"
-                raise OptionError("suffix", suffix, message)
+                raise OptionError(
+                    "suffix", suffix, "cannot follow messages: give the prompt as text"
+                )
             return prompt
         if self.codec is None:
-            message = f"suffix: {self.name} has no tokenizer: give the prompt as token ids"
-            raise OptionError("suffix", suffix, message)
+            raise OptionError(
+                "suffix", suffix, f"{self.name} has no tokenizer: give the prompt as token ids"
+            )
         if self.middle_tokens is None:
             return self.encode_plain(prompt, begin=True)
         return self.middle_tokens.encode(self.codec, prompt, suffix)
@@ -352,8 +353,9 @@ class TextCodec:
         """The chat template; raises `OptionError` if there is none."""
         assert self.chat_template is not None and self.tokenizer is not None
         if self.tokenizer.chat_template is None:
-            message = f"messages: {self.name} has no chat template: give text or token ids"
-            raise OptionError("messages", None, message)
+            raise OptionError(
+                "messages", None, f"{self.name} has no chat template: give text or token ids"
+            )
         return self.chat_template
 
     @cached_property
@@ -394,11 +396,9 @@ class TextCodec:
             thoughts = thoughts.after_prompt(tail)
         calls = None if tools is None else tools.call_format(self.call_format)
         if continues and calls is not None and calls.leads:
-            message = (
-                "continue_final_message cannot be combined with tools, whose calls begin the "
-                f"answers of {self.name}: omit one"
+            raise OptionError(
+                "continue_final_message", continues, "cannot be combined with tools: omit one"
             )
-            raise OptionError("continue_final_message", continues, message)
         if thoughts is not None and calls is not None:
             thoughts = thoughts.without_preface(calls.preface)
         return ids, AnswerFormat(thoughts, calls)
@@ -429,8 +429,8 @@ class TextCodec:
                 raise OptionError(
                     "method",
                     other.name,
-                    f"method: {other.name} has a vocabulary of {theirs} tokens and {self.name} "
-                    f"one of {ours}: they must share a tokenizer",
+                    f"{other.name} has a vocabulary of {theirs} tokens and {self.name} one of "
+                    f"{ours}: they must share a tokenizer",
                 )
             return
         ids = list(range(min(len(self.tokenizer), len(other.tokenizer))))
@@ -441,8 +441,8 @@ class TextCodec:
             raise OptionError(
                 "method",
                 other.name,
-                f"method: {other.name} has a different tokenizer than {self.name}: token {token} "
-                f"is {other_tokens[token]!r} there and {own_tokens[token]!r} here",
+                f"{other.name} has a different tokenizer than {self.name}: token {token} is "
+                f"{other_tokens[token]!r} there and {own_tokens[token]!r} here",
             )
 
 

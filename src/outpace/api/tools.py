@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from reprlib import repr as brief
 from typing import Any, NoReturn
 
 from outpace.api.chat_template import Message
@@ -27,7 +26,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 def refuse(param: str, value: object, problem: str) -> NoReturn:
     """Raise the error of an invalid value."""
-    raise OptionError(param, value, f"{param}: {problem}, got {brief(value)}")
+    raise OptionError(param, value, problem)
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
     if isinstance(listed, str) or not isinstance(listed, Sequence):
         refuse("tools", tools, "must be a list of tools")
     if len(listed) > MAX_TOOLS:
-        message = f"tools: at most {MAX_TOOLS} are allowed, got {len(listed)}"
-        raise OptionError("tools", tools, message)
+        raise OptionError("tools", tools, f"at most {MAX_TOOLS} are allowed, got {len(listed)}")
     declared = [read_tool(f"tools[{place}]", tool) for place, tool in enumerate(listed)]
     names = [tool["function"]["name"] for tool in declared]
     for place, name in enumerate(names):
@@ -163,7 +161,7 @@ def check_depth(param: str, value: Any) -> None:
     try:
         check_schema_limits(value)
     except ValueError as error:
-        raise OptionError(param, value, f"{param}: {error}") from error
+        raise OptionError(param, value, str(error)) from error
 
 
 def link_calls(messages: Sequence[Message]) -> list[Message]:
@@ -210,7 +208,7 @@ def read_call(param: str, call: Any) -> Message:
         try:
             arguments = json.loads(arguments.strip() or "{}")  # empty where there are none
         except (ValueError, RecursionError) as error:
-            raise OptionError(param, arguments, f"{param}: must be JSON: {error}") from error
+            raise OptionError(param, arguments, f"is not JSON: {error}") from error
     if not isinstance(arguments, dict):
         refuse(param, arguments, "must be a JSON object")
     check_depth(param, arguments)

@@ -25,8 +25,7 @@ else `dense`."""
 def check_backend(attention: str, device: torch.device) -> None:
     """Raise `OptionError` for an unknown back end or one that this device cannot run."""
     if attention not in BACKEND_NAMES:
-        message = f"attention must be one of {', '.join(BACKEND_NAMES)}, got {attention!r}"
-        raise OptionError("attention", attention, message)
+        raise OptionError("attention", attention, f"must be one of {', '.join(BACKEND_NAMES)}")
     lacks = {"compiled": compiled.compiled_missing_reason, "triton": triton_missing_reason}
     if attention in lacks and (reason := lacks[attention](device)):
         raise unavailable_error(attention, reason)
@@ -34,8 +33,7 @@ def check_backend(attention: str, device: torch.device) -> None:
 
 def unavailable_error(attention: str, reason: str) -> OptionError:
     """Return the error for a back end that cannot run here."""
-    message = f"attention={attention!r} is not available here: {reason}; use 'dense' or 'auto'"
-    return OptionError("attention", attention, message)
+    return OptionError("attention", attention, f"{attention!r} {reason}: use 'dense' or 'auto'")
 
 
 def triton_missing_reason(device: torch.device) -> str | None:
@@ -83,8 +81,7 @@ def select_backend(
     usual = "triton" if like.device.type == "cuda" else "compiled"
     wanted = usual if attention == "auto" else attention
     if pad_work and wanted != "triton":
-        message = f"graphs requires attention='triton', got {wanted!r}; omit graphs"
-        raise OptionError("graphs", True, message)
+        raise OptionError("graphs", True, f"needs attention='triton', not {wanted!r}: omit graphs")
     if wanted == "dense":
         LOG.info("%s: dense", where)
         return dense

@@ -35,7 +35,7 @@ def load_adapters(
             found[name] = fit_adapter(load_adapter(folder), config, dtype)
         except ValueError as error:
             message = str(error).removeprefix("adapter: ")
-            raise OptionError("adapters", folder, f"adapters.{name}: {message}") from error
+            raise OptionError("adapters", folder, f"{name}: {message}") from error
     return found
 
 

@@ -172,8 +172,7 @@ def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | N
     if is_draft and target is None:
         raise OptionError("target", None, f"{str(name)!r} is a draft: give its target too")
     if not is_draft and target is not None:
-        message = f"target is only for drafts, and {str(name)!r} is not one: leave target out"
-        raise OptionError("target", target, message)
+        raise OptionError("target", target, f"{str(name)!r} is not a draft: leave target out")
     with torch.device("meta"):
         if target is None:
             return Transformer(config)

@@ -192,14 +192,11 @@ def find_local_draft(target: str | Path, method: str) -> str:
         return found.place
     if not (known := known_drafts(target_names(target), method)):
         raise OptionError(
-            "draft",
-            AUTO_DRAFT,
-            f"draft: no published draft of {method} for {str(target)!r}: give one, or train one",
+            "draft", AUTO_DRAFT, f"no draft of {method} for {str(target)!r} is published: give one"
         )
     raise OptionError(
         "draft",
         AUTO_DRAFT,
-        f"draft: {AUTO_DRAFT!r} downloads nothing, and no published draft of {method} for "
-        f"{str(target)!r} ({', '.join(known)}) is on this machine: give draft={known[0]!r} to "
-        "download it",
+        f"{AUTO_DRAFT!r} downloads nothing, and no published draft of {method} for {str(target)!r}"
+        f" ({', '.join(known)}) is on this machine: give draft={known[0]!r} to download it",
     )

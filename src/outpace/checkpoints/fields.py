@@ -54,7 +54,7 @@ def field(names: str, check: ValueParser, default: Any = REQUIRED_FIELD) -> Fiel
                 return parse_value(name, found, check)
         if default is REQUIRED_FIELD:
             name = spellings[-1]
-            raise OptionError(name, None, f"field {name!r} is missing")
+            raise OptionError(name, None, "is missing")
         return default(ours) if callable(default) else default
 
     return Field(spellings, read_value)
@@ -89,7 +89,7 @@ def parse_value(name: str, value: Any, check: ValueParser) -> Any:
     try:
         return check(value)
     except ValueError as error:
-        raise OptionError(name, value, f"{name} must be {error}, got {shorten(value)}") from None
+        raise OptionError(name, value, f"must be {error}") from None
 
 
 def refuse_unknown_fields(published: Fields, known: Collection[str], remedy: str) -> None:

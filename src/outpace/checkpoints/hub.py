@@ -242,21 +242,22 @@ def list_remote(name: HubName) -> list[RemoteFile]:
             name.repository, files_metadata=True, timeout=TIMEOUT_SECONDS
         )
     except Exception as error:  # the library raises those of its HTTP library too
-        message = f"model: cannot download {name}: {describe_hub_error(error)}"
-        raise OptionError("model", str(name), message) from error
+        raise OptionError(
+            "model", str(name), f"no download of {name}: {describe_hub_error(error)}"
+        ) from error
     remote = {each.rfilename: each.lfs for each in info.siblings or ()}
     models = group_models(path for path in remote if is_safe(path))
     found = find_quant(models, name.quant)
     if found is None:
         quants = ", ".join(sorted(list_quants(models))) or "no GGUF models"
         wanted = "GGUF model" if name.quant is None else name.quant
-        message = f"model: {name.repository} has no {wanted}: it has {quants}"
-        raise OptionError("model", str(name), message)
+        raise OptionError("model", str(name), f"{name.repository} has no {wanted}: it has {quants}")
     files = []
     for path in models[found]:
         if (stored := remote[path]) is None or info.sha is None:
-            message = f"model: the hub gives no SHA-256 of {path} in {name.repository}"
-            raise OptionError("model", str(name), message)
+            raise OptionError(
+                "model", str(name), f"the hub gives no SHA-256 of {path} in {name.repository}"
+            )
         files.append(RemoteFile(name.repository, info.sha, path, stored.size, stored.sha256))
     return files
 
@@ -281,8 +282,12 @@ def pull_model(name: HubName, progress: Progress) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     needed, free = sum(file.missing_bytes for file in files), disk_usage(folder).free
     if needed > free:
-        message = f"needs {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB left"
-        raise OptionError("model", str(name), f"model: {name} {message}: make room")
+        raise OptionError(
+            "model",
+            str(name),
+            f"{name} needs {needed / 1e9:.1f} GB, and {folder} has "
+            f"{free / 1e9:.1f} GB left: make room",
+        )
     total, done = sum(file.size for file in files), 0
     for file in files:
         before = done
@@ -331,7 +336,7 @@ def download_file(file: RemoteFile, report: Callable[[int], None]) -> None:
 
 
 def refusal(file: RemoteFile, message: str) -> OptionError:
-    return OptionError("model", file.path, f"model: {file.repository}/{file.path}: {message}")
+    return OptionError("model", file.path, f"{file.repository}/{file.path}: {message}")
 
 
 def record_path(file: Path) -> Path:
@@ -416,20 +421,22 @@ def remove_model(name: HubName) -> int:
     models = placed_files(name.repository)
     if name.quant is None and len(models) > 1:
         quants = ", ".join(f"{name}:{quant}" for quant in sorted(list_quants(models)))
-        raise OptionError("model", str(name), f"model: {name} is several: give one of {quants}")
+        raise OptionError("model", str(name), f"{name} is several: give one of {quants}")
     found = find_quant(models, name.quant)
     if found is None:
         other = find_model(name)
         message = "is not in the folder of models" if other is None else f"is {other}"
-        message = f"model: {name} {message}: only what outpace pull placed is removed"
-        raise OptionError("model", str(name), message)
+        raise OptionError(
+            "model", str(name), f"{name} {message}: only what outpace pull placed is removed"
+        )
     removed = 0
     for target in map(Path, models[found]):
         try:
             removed += remove_partials(target)
         except BlockingIOError:
-            message = f"model: another process is pulling {name}: end that one first"
-            raise OptionError("model", str(name), message) from None
+            raise OptionError(
+                "model", str(name), f"another process is pulling {name}: end that one first"
+            ) from None
         removed += remove_file(target) if record_path(target).is_file() else 0
         record_path(target).unlink(missing_ok=True)
         remove_empty(target.parent)

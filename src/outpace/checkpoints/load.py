@@ -24,7 +24,6 @@ from outpace.checkpoints.fields import (
     indices,
     parse_value,
     read_json_object,
-    shorten,
 )
 from outpace.checkpoints.fill import LOAD_PROGRESS, build_stored_reader, fill_model
 from outpace.checkpoints.gguf.config import gguf_config_fields, name_in_file
@@ -65,8 +64,9 @@ def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
     columns = sum(rope.width(size) for rope, size in config.ropes)
     if config.max_length * columns > MAX_ROTARY_ENTRIES:
         what = f"rotary tables of {config.max_length} positions, the length in config.json, take"
-        message = f"max_length: {what} more than a GiB; set a smaller max_length"
-        raise OptionError("max_length", config.max_length, message)
+        raise OptionError(
+            "max_length", config.max_length, f"{what} more than a GiB; set a smaller max_length"
+        )
     return config
 
 
@@ -90,7 +90,7 @@ def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
     try:
         return mtp_config(target)
     except ValueError as error:
-        raise OptionError("draft", name, f"draft: {error}: give another draft") from error
+        raise OptionError("draft", name, f"{error}: give another draft") from error
 
 
 ZOO_FOLDER = Path(__file__).parent.parent / "zoo"
@@ -120,8 +120,7 @@ def resolve_checkpoint(
     `param` if nothing is found.
     """
     if not isinstance(name, str | Path):
-        message = f"{param} must be a name or a path, got {shorten(name)}"
-        raise OptionError(param, name, message)
+        raise OptionError(param, name, "must be a name or a path")
     name = split_head_name(name)[0]
     if (found := find_checkpoint(name)) is not None:
         return found
@@ -134,8 +133,8 @@ def resolve_checkpoint(
         raise OptionError(
             param,
             name,
-            f"{param}: no model {str(name)!r}: give a folder with a config.json, a GGUF file, a "
-            "hub name such as 'Qwen/Qwen3-0.6B' or 'ORG/REPO:Q4_K_M', or one of "
+            f"no model {str(name)!r}: give a folder with a config.json, a GGUF file, a hub name "
+            "such as 'Qwen/Qwen3-0.6B' or 'ORG/REPO:Q4_K_M', or one of "
             f"{', '.join(zoo_names()) or 'the zoo (empty)'}",
         )
     return download_snapshot(str(name), patterns, param)
@@ -158,10 +157,8 @@ def download_snapshot(name: str, patterns: Sequence[str], param: str = "model") 
             )
         )
     except Exception as error:  # the library raises those of its HTTP library too
-        message = f"{param}: no folder {name!r}, and {describe_hub_error(error)}"
-        if is_path:
-            message = f"{param}: no folder {name!r}: {str(folder)!r} is here, and does not have it"
-        raise OptionError(param, name, message) from error
+        reason = f"{str(folder)!r} does not have it" if is_path else describe_hub_error(error)
+        raise OptionError(param, name, f"no folder {name!r}: {reason}") from error
 
 
 def is_local(name: str) -> bool:
@@ -240,14 +237,18 @@ def target_config(
     """Return the configuration that `load_model` would use; raise its errors without weights."""
     config = limit_positions(load_changed_config(name, adapter), max_length)
     if config.kind in DRAFT_KINDS:
-        message = f"model: {str(name)!r} is a draft that reads the features of a target: give the"
-        raise OptionError("model", name, f"{message} target as the model and this as its draft")
+        raise OptionError(
+            "model",
+            name,
+            f"{str(name)!r} is a draft that reads the features of a target: give the target as "
+            "the model and this as its draft",
+        )
     if mask_id is not None:
         mask_id = parse_value("mask_id", mask_id, index)
         try:
             config = config.with_mask(mask_id)
         except ValueError as error:
-            raise OptionError("mask_id", mask_id, f"mask_id: {error}") from error
+            raise OptionError("mask_id", mask_id, str(error)) from error
     return config
 
 
@@ -261,8 +262,9 @@ def load_changed_config(name: str | Path, adapter: str | Path | None) -> ModelCo
         if changed.shift < config.shift:
             raise ValueError("it removes the shift, which needs training without an adapter")
     except ValueError as error:
-        message = f"adapter: model_config of {str(adapter)!r}: {error}"
-        raise OptionError("adapter", adapter, message) from error
+        raise OptionError(
+            "adapter", adapter, f"model_config of {str(adapter)!r}: {error}"
+        ) from error
     return changed
 
 

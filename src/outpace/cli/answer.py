@@ -78,16 +78,16 @@ def generate(
     """
     notes = Console(quiet=True) if quiet else error_console
     if fill is not None and (input is not None or output is not None or n != 1):
-        raise OptionError("fill", fill, "--fill cannot be combined with --input, --output or --n")
+        raise OptionError("fill", fill, "cannot be combined with --input, --output or --n")
     has_prompt = prompt is not None or fill is not None
     if has_prompt == (input is not None) or (input is None) != (output is None):
         raise ValueError("give either a prompt, or both --input and --output")
     if input is not None and (n != 1 or logprobs or prompt_flags.system is not None):
         raise ValueError("--n, --logprobs and --system cannot be combined with --input")
     if n < 1:
-        raise OptionError("n", n, f"--n must be at least 1, got {n}")
+        raise OptionError("n", n, "must be at least 1")
     if prompt is None and prompt_flags.system is not None:
-        raise OptionError("system", prompt_flags.system, "--system needs a prompt")
+        raise OptionError("system", prompt_flags.system, "needs a prompt")
     text = None if prompt is None else read_prompt(prompt)
     cloze = None if fill is None else parse_template(fill)
     options = sampling.options() | stops.options() | prompt_flags.options() | constraint.options()

@@ -86,8 +86,9 @@ def train_draft(
     if not prompts.held_out:
         share = smallest_share(prompts)
         remedy = "give more prompts" + (f", or --held-out {share:g}" if share else "")
-        message = f"--held-out {held_out:g} holds out none of {len(prompts.training)} prompts"
-        raise OptionError("held_out", held_out, f"{message}: {remedy}")
+        raise OptionError(
+            "held_out", held_out, f"holds out none of {len(prompts.training)} prompts: {remedy}"
+        )
     options = Options(max_tokens=max_tokens, temperature=0.0)
     options["template"] = dict(map(parse_variable, template or ()))
     check_options(options)

@@ -181,8 +181,7 @@ class PromptFlags:
             raise OptionError(
                 "system",
                 self.system,
-                f"--system {self.system!r}: the chat template of {llm.name} ignores system "
-                "prompts; put it into the prompt",
+                f"the chat template of {llm.name} ignores it: put it into the prompt",
             )
         return first
 
@@ -190,8 +189,9 @@ class PromptFlags:
         if self.system is None:
             return text
         if raw:
-            message = "--system needs the chat template and cannot be combined with --raw"
-            raise OptionError("system", self.system, message)
+            raise OptionError(
+                "system", self.system, "needs the chat template and cannot be combined with --raw"
+            )
         return [*self.system_messages(llm), {"role": "user", "content": text}]
 
 
@@ -213,8 +213,7 @@ def parse_bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(number)
     except ValueError:
-        message = f"--logit-bias must be TOKEN=NUMBER, such as 13=-2.5, got {text!r}"
-        raise OptionError("logit_bias", text, message) from None
+        raise OptionError("logit_bias", text, "must be TOKEN=NUMBER, such as 13=-2.5") from None
 
 
 LITERALS = {"true": True, "false": False, "none": None, "null": None}
@@ -225,8 +224,7 @@ def parse_variable(text: str) -> tuple[str, Any]:
     """Parse a variable: a Boolean, None or any JSON value, otherwise text."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        message = f"--template must be NAME=VALUE, such as enable_thinking=false, got {text!r}"
-        raise OptionError("template", text, message)
+        raise OptionError("template", text, "must be NAME=VALUE, such as enable_thinking=false")
     if value.lower() in LITERALS:
         return name, LITERALS[value.lower()]
     try:
@@ -243,8 +241,7 @@ def read_prompt(prompt: str) -> str:
     try:
         return sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
     except UnicodeDecodeError as error:
-        message = f"prompt: standard input is not UTF-8: {error}"
-        raise OptionError("prompt", None, message) from error
+        raise OptionError("prompt", None, f"standard input is not UTF-8: {error}") from error
 
 
 def read_option_file(path: Path, option: str) -> str:
@@ -252,8 +249,7 @@ def read_option_file(path: Path, option: str) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
-        message = f"--{option} {path} is not a text file: {error}"
-        raise OptionError(option, path, message) from error
+        raise OptionError(option, path, f"{path} is not a text file: {error}") from error
 
 
 def read_schema_file(path: Path) -> Any:
@@ -262,8 +258,7 @@ def read_schema_file(path: Path) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f"--schema {path} is not valid JSON: {error}"
-        raise OptionError("schema", path, message) from error
+        raise OptionError("schema", path, f"{path} is not valid JSON: {error}") from error
 
 
 @add_flags(LoadOptions, "loading")
@@ -307,8 +302,7 @@ class LoadFlags(FlagGroup):
         pairs = list(pairs)
         self.check_methods(pairs)
         if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
-            message = "--tensor-parallel supports a single model: remove the others"
-            raise OptionError("tensor_parallel", self.tensor_parallel, message)
+            raise OptionError("tensor_parallel", self.tensor_parallel, "needs a single model")
         for model, method in pairs:
             if model not in llms:
                 # No method may profit from the prompt cache of another.

@@ -93,8 +93,7 @@ def parse_option(kind: type[Method], option: str, text: str) -> Any:
         return plain(text)
     except (KeyError, ValueError):
         choices = " or ".join([plain.__name__, *words])
-        message = f"{flag_name(option)} must be {choices}, got {text!r}"
-        raise OptionError(option, text, message) from None
+        raise OptionError(option, text, f"must be {choices}") from None
 
 
 def option_words(option: Described) -> list[str]:

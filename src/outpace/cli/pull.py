@@ -36,8 +36,7 @@ def rm(model: Annotated[str, Argument(help="ORG/REPO:QUANT of a pulled model.")]
     hub_name = HubName.parse(model)
     if hub_name is None:
         if REPOSITORY_NAME.fullmatch(model) is None:
-            message = f"model must be ORG/REPO:QUANT of a pulled model, got {model!r}"
-            raise OptionError("model", model, message)
+            raise OptionError("model", model, "must be ORG/REPO:QUANT of a pulled model")
         hub_name = HubName(model)
     console.print(f"{model}: {remove_model(hub_name) / 1e6:.1f} MB removed", soft_wrap=True)
 

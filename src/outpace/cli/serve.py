@@ -99,7 +99,7 @@ def serve(
     except ImportError as error:
         raise ValueError(f"{error}; serving {install_extra('serve')}") from error
     if max_replicas is not None and replicas is None:
-        raise OptionError("max_replicas", max_replicas, "--max-replicas needs --replicas")
+        raise OptionError("max_replicas", max_replicas, "needs --replicas")
     paths = name_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")

@@ -474,7 +474,7 @@ def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         param = f"tools[{place}].function.parameters"
-        raise OptionError(param, schema, f"{param}: {why}") from error
+        raise OptionError(param, schema, str(why)) from error
     return dfa
 
 

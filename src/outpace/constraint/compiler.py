@@ -55,15 +55,16 @@ def constraint_rule(
     values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     given = [name for name, value in values.items() if value is not None]
     if len(given) > 1:
-        message = f"{given[1]} and {given[0]} are two constraints; give one"
-        raise OptionError(given[1], values[given[1]], message)
+        raise OptionError(
+            given[1], values[given[1]], f"cannot be combined with {given[0]}: give one"
+        )
     if schema is not None:
         return "schema", schema_text(schema)
     if choices is not None:
         return "choices", json.dumps(check_choices(choices))
     for name, value in (("regex", regex), ("grammar", grammar)):
         if value is not None and not isinstance(value, str):
-            raise OptionError(name, value, f"{name} must be a string, got {value!r}")
+            raise OptionError(name, value, "must be a string")
     return None if not given else (given[0], values[given[0]])
 
 
@@ -71,26 +72,22 @@ def schema_text(schema: Any) -> str:
     model = getattr(schema, "model_json_schema", None)
     found = model() if isinstance(schema, type) and callable(model) else schema
     if not isinstance(found, dict):
-        message = f"schema must be a JSON schema (a dict) or a pydantic model, got {schema!r}"
-        raise OptionError("schema", schema, message)
+        raise OptionError("schema", schema, "must be a JSON schema (a dict) or a pydantic model")
     try:
         return json.dumps(found)
     except RecursionError as error:
-        message = "schema is too large: it is nested too deeply"
-        raise OptionError("schema", schema, message) from error
+        raise OptionError("schema", schema, "is too large: it is nested too deeply") from error
     except (TypeError, ValueError) as error:
-        raise OptionError("schema", schema, f"schema must be JSON: {error}") from error
+        raise OptionError("schema", schema, f"is not JSON: {error}") from error
 
 
 def check_choices(choices: Any) -> Sequence[str]:
     """Return the strings of which one is the answer."""
     if not isinstance(choices, list | tuple) or not choices:
-        message = f"choices must be a non-empty list of strings, got {choices!r}"
-        raise OptionError("choices", choices, message)
+        raise OptionError("choices", choices, "must be a non-empty list of strings")
     for number, choice in enumerate(choices):
         if not isinstance(choice, str):
-            message = f"choices[{number}] must be a string, got {choice!r}"
-            raise OptionError(f"choices[{number}]", choice, message)
+            raise OptionError(f"choices[{number}]", choice, "must be a string")
     return list(choices)
 
 
@@ -332,10 +329,7 @@ class Compiler:
         read = self.compile_rule(key, limit - begin)
         if read.min_tokens > limit - begin:
             raise OptionError(
-                name,
-                rule[1],
-                f"{name}: the shortest answer takes {read.min_tokens} tokens, "
-                f"but max_tokens={limit - begin}",
+                name, rule[1], f"needs {read.min_tokens} tokens, but max_tokens={limit - begin}"
             )
         if mask_id is None:
             mask_id = -1 if self.mask_id is None else self.mask_id
@@ -524,5 +518,5 @@ def build_tools_dfas(source: str, form: CallFormat | None, room: TextRoom) -> It
         try:
             text = build_rule_dfa(name, constraint, room)
         except ValueError as error:
-            raise OptionError(name, constraint, f"{name}: {error}") from error
+            raise OptionError(name, constraint, str(error)) from error
     return tools_dfas(source, form, text)

@@ -18,7 +18,7 @@ from outpace.api.options import Options, check_options
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.data.answers import ChatPrompt, answer_prompts, read_prompts
 from outpace.decoding.sampling_params import is_finite_real
-from outpace.errors import ContextError, must
+from outpace.errors import ContextError, OptionError
 from outpace.jsonl import read_content, read_records
 
 WORDS_PER_GRAM = 10
@@ -126,7 +126,7 @@ def read_prompt_set(
         ValueError: If a file or line is invalid, or no prompt is left for training.
     """
     if isinstance(held_out, bool) or not (is_finite_real(held_out) and 0 <= held_out < 1):
-        raise must("held_out", held_out, "be a share of at least 0 and below 1")
+        raise OptionError("held_out", held_out, "must be a share of at least 0 and below 1")
     index, read, overlapping = OverlapIndex(exclude), 0, Counter[str]()
     remaining: dict[bytes, tuple[str, ChatPrompt]] = {}
     digests = set[bytes]()

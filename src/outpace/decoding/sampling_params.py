@@ -60,27 +60,22 @@ class Sampling:
             raise OptionError(
                 "temperature",
                 self.temperature,
-                f"temperature must be 0 or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}, "
-                f"got {self.temperature!r}",
+                f"must be 0 or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}",
             )
         if not (is_finite_real(self.top_p) and 0 < self.top_p <= 1):
-            message = f"top_p must be above 0 and at most 1, got {self.top_p!r}"
-            raise OptionError("top_p", self.top_p, message)
+            raise OptionError("top_p", self.top_p, "must be above 0 and at most 1")
         if self.top_k is not None and not (
             is_whole_number(self.top_k) and 1 <= self.top_k < MAX_TENSOR_COUNT
         ):
             raise OptionError(
                 "top_k",
                 self.top_k,
-                f"top_k must be a whole number from 1 to {MAX_TENSOR_COUNT - 1} (or None for all), "
-                f"got {self.top_k!r}",
+                f"must be a whole number from 1 to {MAX_TENSOR_COUNT - 1}, or None",
             )
         if not (is_finite_real(self.min_p) and 0 <= self.min_p <= 1):
-            message = f"min_p must be between 0 and 1, got {self.min_p!r}"
-            raise OptionError("min_p", self.min_p, message)
+            raise OptionError("min_p", self.min_p, "must be between 0 and 1")
         if not is_whole_number(self.seed):
-            message = f"seed must be a whole number, got {self.seed!r}"
-            raise OptionError("seed", self.seed, message)
+            raise OptionError("seed", self.seed, "must be a whole number")
 
     @property
     def is_plain(self) -> bool:

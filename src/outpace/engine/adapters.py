@@ -84,20 +84,20 @@ def check_adapters(adapters: object, **unsupported: bool) -> None:
     if adapters is None:
         return
     if not isinstance(adapters, Mapping):
-        message = f"adapters must map names to folders, got {adapters!r}"
-        raise OptionError("adapters", adapters, message)
+        raise OptionError("adapters", adapters, "must map names to folders")
     for name in adapters:
         if not (isinstance(name, str) and name and name.isprintable()):
-            message = f"adapters: a name must be printable text, got {name!r}"
-            raise OptionError("adapters", name, message)
+            raise OptionError("adapters", name, f"a name must be printable text, got {name!r}")
     for option, is_set in unsupported.items():
         if adapters and is_set:
-            message = f"adapters cannot be combined with {option}: omit one of the two"
-            raise OptionError("adapters", adapters, message)
+            raise OptionError(
+                "adapters", adapters, f"cannot be combined with {option}: omit one of the two"
+            )
 
 
 def check_adapter_name(name: str | None, known: Sequence[str], model: str) -> None:
     """Raise `OptionError` for an adapter that a model does not have."""
     if name is not None and name not in known:
-        message = f"adapter must be one of {', '.join(known) or 'none'} for {model}, got {name!r}"
-        raise OptionError("adapter", name, message)
+        raise OptionError(
+            "adapter", name, f"must be one of {', '.join(known) or 'none'} for {model}"
+        )

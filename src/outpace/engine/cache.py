@@ -49,10 +49,11 @@ def zero_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
         # would ask for pages of 2 MiB: one for each layer and head, at the first token.
         blank = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
     except (OSError, OverflowError, ValueError) as error:
-        message = (
-            f"no memory for {size / 2**30:.3g} GiB of keys and values: give a smaller cache_gib"
-        )
-        raise OptionError("cache_gib", size / 2**30, f"cache_gib: {message}") from error
+        raise OptionError(
+            "cache_gib",
+            size / 2**30,
+            f"no memory for {size / 2**30:.3g} GiB of keys and values: lower it",
+        ) from error
     return torch.frombuffer(blank, dtype=dtype).view(shape)
 
 
@@ -341,8 +342,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
         raise OptionError(
             "cache_gib",
             budget / 2**30,
-            f"cache_gib: {budget} bytes are less than the {slot} of one token's keys and values: "
-            "give a larger cache_gib",
+            f"{budget} bytes hold less than one token of {slot}: enlarge it",
         )
     return budget // slot
 
@@ -351,7 +351,7 @@ def check_cache_gib(gib: float | None) -> None:
     """Raise `ValueError` for an invalid cache size."""
     check_type("cache_gib", gib, float | None)
     if gib is not None and not 0 < gib < float("inf"):
-        raise OptionError("cache_gib", gib, f"cache_gib must be a positive number, got {gib}")
+        raise OptionError("cache_gib", gib, "must be a positive number")
 
 
 def cache_bytes(gib: float | None, device: torch.device) -> int:

@@ -58,8 +58,7 @@ class Engine:
         check_type("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
             if not (is_whole_number(value) and value >= 1):
-                message = f"{name} must be a whole number of at least 1, got {value!r}"
-                raise OptionError(name, value, message)
+                raise OptionError(name, value, "must be a whole number of at least 1")
         self.max_rows, self.max_sequences = max_rows, max_sequences
         self.runners: list[Runner] = []
         self.queue: deque[Job] = deque()

@@ -35,8 +35,9 @@ def check_compilation(wanted: bool, device: torch.device, processes: int) -> Non
         return
     check_single_gpu("compile", device, processes)
     if find_spec("triton") is None:
-        message = "compile needs the package triton, which is part of PyTorch for a GPU"
-        raise OptionError("compile", wanted, message)
+        raise OptionError(
+            "compile", wanted, "needs the package triton, which is part of PyTorch for a GPU"
+        )
 
 
 class FusedBlock(Replacement, Block):
@@ -83,14 +84,13 @@ def compile_layers(model: Stack) -> None:
         ValueError: the model has layers that wait for the host.
     """
     if model.config.delta is not None:
-        message = "compile is not available for models with gated delta layers: omit compile"
-        raise OptionError("compile", True, message)
+        raise OptionError("compile", True, "cannot fuse gated delta layers: omit compile")
     if model.config.is_uneven:
-        message = "compile is not available for models with layers of different sizes: omit compile"
-        raise OptionError("compile", True, message)
+        raise OptionError("compile", True, "cannot fuse layers of different sizes: omit compile")
     if any(isinstance(module, Experts) for module in model.modules()):
-        message = "compile is not available for mixture-of-experts models, which wait for the host"
-        raise OptionError("compile", True, message)
+        raise OptionError(
+            "compile", True, "cannot fuse a mixture of experts, which waits for the host"
+        )
     compiled_kinds: dict[str, tuple[BeforeAttention, AfterAttention]] = {}
     for index, block in enumerate(model.blocks):
         if type(block) is not Block:

@@ -124,13 +124,11 @@ class GraphCache:
 
         assert isinstance(backend, PagedAttention)
         if model.config.delta is not None:
-            message = "graphs are not available for models with gated delta layers: omit graphs"
-            raise OptionError("graphs", True, message)
+            raise OptionError("graphs", True, "cannot record gated delta layers: omit graphs")
         if model.config.experts:
-            message = (
-                "graphs are not available for mixture-of-experts models, which wait for the host"
+            raise OptionError(
+                "graphs", True, "cannot record a mixture of experts, which waits for the host"
             )
-            raise OptionError("graphs", True, message)
         self.model, self.backend, self.scratch, self.record = model, backend, spare, record
         self.graphs: dict[GraphKey, Graph] = {}
 

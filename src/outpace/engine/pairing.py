@@ -100,15 +100,17 @@ class Pairing:
     def check_request(self, method: Method, request: Request) -> None:
         """Raise `ValueError` for a request that these models could never serve."""
         if not request.prompt:
-            message = "prompt: the prompt is empty: give at least one token"
-            raise OptionError("prompt", request.prompt, message)
+            raise OptionError(
+                "prompt", request.prompt, "the prompt is empty: give at least one token"
+            )
         method.check_request(request)
         if bad := [token for token in request.prompt if not 0 <= token < self.vocab]:
             smallest = min(self.runners.values(), key=lambda runner: runner.vocab)
-            message = (
-                f"prompt token {bad[0]} is outside the vocabulary of {smallest.name}, which has"
+            raise OptionError(
+                "prompt",
+                bad[0],
+                f"token {bad[0]} is outside the {self.vocab} tokens of {smallest.name}",
             )
-            raise OptionError("prompt", bad[0], f"{message} {self.vocab} tokens")
         self.check_room(method, request)
 
     def check_room(self, method: Method, request: Request) -> None:
@@ -127,9 +129,8 @@ class Pairing:
                 raise ContextError(
                     param,
                     value,
-                    f"{param}: a prompt of {prompt} tokens and max_tokens={request.max_tokens} "
-                    f"need {slots} slots{extra}, but {runner.name} has {limit}: "
-                    "shorten one of them",
+                    f"a prompt of {prompt} tokens and max_tokens={request.max_tokens} need {slots}"
+                    f" slots{extra}, but {runner.name} has {limit}: shorten one of them",
                 )
 
 
@@ -161,8 +162,11 @@ def further_models(
         except OptionError as error:
             if not may_be_head:
                 raise
-            message = f"{error}; its checkpoint has no head for multi-token prediction (MTP)"
-            raise OptionError("draft", AUTO_DRAFT, message) from error
+            raise OptionError(
+                "draft",
+                AUTO_DRAFT,
+                f"{error.reason}; there is no head for multi-token prediction (MTP)",
+            ) from error
     return models
 
 
@@ -182,16 +186,17 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
         raise OptionError(
             "method",
             type(method).__name__,
-            f"method: {method!r} verifies trees, but {target} has gated delta layers, which run "
-            f"chains only: set {option}=1",
+            f"{method!r} verifies trees, but {target} has gated delta layers, which run chains "
+            f"only: set {option}=1",
         )
     for role, each in configs.items():
         if each.kind in DRAFT_KINDS:
             try:
                 fit_draft_config(each, config)
             except ValueError as error:
-                message = f"{role}: {models[role]} cannot draft for {target}: {error}"
-                raise OptionError(role, models[role], message) from error
+                raise OptionError(
+                    role, models[role], f"{models[role]} cannot draft for {target}: {error}"
+                ) from error
     return {models[role]: each for role, each in configs.items()}
 
 
@@ -223,8 +228,8 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
         raise OptionError(
             "method",
             method.__name__,
-            f"method: {method.__name__} decodes {plural_noun(method.target_kinds)}, "
-            f"but {name} is a {kind.value}{remedy}",
+            f"{method.__name__} decodes {plural_noun(method.target_kinds)}, but {name} is a "
+            f"{kind.value}{remedy}",
         )
     for role, allowed in method.roles.items():
         name, kind = models[role]
@@ -232,8 +237,8 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
             raise OptionError(
                 role,
                 name,
-                f"{role}: {method.__name__} takes a {singular_noun(allowed)} as its {role}, "
-                f"but {name} is a {kind.value}",
+                f"{method.__name__} takes a {singular_noun(allowed)} as its {role}, but {name} is "
+                f"a {kind.value}",
             )
 
 

@@ -128,8 +128,7 @@ def share_budget(
         raise OptionError(
             "cache_gib",
             budget / 2**30,
-            f"cache_gib: {budget} bytes are less than {4 * size}, twice the recurrent states of "
-            "two sequences: give a larger cache_gib",
+            f"{budget} bytes hold less than two recurrent states, {4 * size}: enlarge it",
         )
     sequences = min(2 * requests, budget // 2 // size)
     slots = cache_slots(config, dtype, budget - sequences * size)

@@ -51,16 +51,16 @@ def join_group(size: int, device: torch.device) -> tuple[ModelShard, torch.devic
     """
     command = f"torchrun --nproc-per-node {size} -m outpace …"
     if dist.is_initialized():
-        message = "tensor_parallel: this process already belongs to a tensor-parallel group"
-        raise OptionError("tensor_parallel", size, message)
+        raise OptionError(
+            "tensor_parallel", size, "this process already belongs to a tensor-parallel group"
+        )
     rank = dist.get_node_local_rank(0) if dist.is_torchelastic_launched() else 0
     if device.type == "cuda":
         if rank >= torch.cuda.device_count():
             raise OptionError(
                 "tensor_parallel",
                 size,
-                f"tensor_parallel={size}: process {rank} of this machine has no GPU; "
-                f"there are {torch.cuda.device_count()}",
+                f"process {rank} here has no GPU; there are {torch.cuda.device_count()}",
             )
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
@@ -68,18 +68,14 @@ def join_group(size: int, device: torch.device) -> tuple[ModelShard, torch.devic
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     except ValueError as error:
         raise OptionError(
-            "tensor_parallel",
-            size,
-            f"tensor_parallel={size} needs {size} processes that were started together, but this "
-            f"is a single one: {command}",
+            "tensor_parallel", size, f"needs {size} processes that were started together: {command}"
         ) from error
     if (actual := dist.get_world_size()) != size:
         dist.destroy_process_group()
         raise OptionError(
             "tensor_parallel",
             size,
-            f"tensor_parallel={size} needs {size} processes, but {actual} were started together: "
-            f"{command}, or tensor_parallel={actual}",
+            f"needs {size} processes, and {actual} were started: {command}, or set {actual}",
         )
     atexit.register(dist.destroy_process_group)
     return ModelShard(dist.get_rank(), size), device
@@ -162,13 +158,13 @@ class TensorParallelGroup:
         """Join a group of `size` processes; raise `ValueError` where they were not started."""
         check_type("tensor_parallel", size, int)
         if size < 1:
-            message = f"tensor_parallel must be at least 1, got {size}"
-            raise OptionError("tensor_parallel", size, message)
+            raise OptionError("tensor_parallel", size, "must be at least 1")
         if size == 1:
             return cls(None, device)
         if quantize is not None:
-            message = f"quantize={quantize!r} cannot be combined with tensor_parallel"
-            raise OptionError("quantize", quantize, message)
+            raise OptionError(
+                "quantize", quantize, f"{quantize!r} cannot be combined with tensor_parallel"
+            )
         return cls(*join_group(size, device))
 
     def start_workers(self, target: Stack, load: Callable[[str], Stack], attention: str) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from outpace.errors import install_extra, must
+from outpace.errors import OptionError, install_extra
 
 try:
     from aiohttp import (
@@ -85,7 +85,7 @@ class Client:
         """
         self.url = base_url(url)
         if not (timeout > 0 and math.isfinite(timeout)):
-            raise must("timeout", timeout, "be a finite number above 0")
+            raise OptionError("timeout", timeout, "must be a finite number above 0")
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
             raise ValueError("api-key must be printable ASCII characters")
         self.timeout = timeout

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from outpace.api.chat_template import Message
 from outpace.data.prompt_set import read_prompt_file
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.lab.client import Client, RequestBody, explain_error
 from outpace.lab.load_figures import LoadFigures, RequestRecord, compute_figures
 from outpace.lab.run import questions_of
@@ -34,7 +34,7 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= MAX_STREAMS:
-            raise must("concurrency", self.concurrency, f"be 1 to {MAX_STREAMS}")
+            raise OptionError("concurrency", self.concurrency, f"must be 1 to {MAX_STREAMS}")
 
     @property
     def value(self) -> float:
@@ -62,7 +62,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise must("rate", self.rate, "be a finite number above 0")
+            raise OptionError("rate", self.rate, "must be a finite number above 0")
 
     @property
     def value(self) -> float:
@@ -105,7 +105,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.endpoint not in get_args(Endpoint):
-            raise must("endpoint", self.endpoint, f"be {' or '.join(get_args(Endpoint))}")
+            raise OptionError(
+                "endpoint", self.endpoint, f"must be {' or '.join(get_args(Endpoint))}"
+            )
         if self.endpoint == "completions":
             for number, prompt in enumerate(self.prompts, 1):
                 if not isinstance(prompt, str):

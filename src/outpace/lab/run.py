@@ -10,7 +10,7 @@ from typing import Unpack
 
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.jsonl import JsonRecord
 from outpace.lab.protocol import Question, Setting, find_setting
 from outpace.lab.report import EvaluationReport
@@ -27,7 +27,7 @@ def questions_of(task: str, limit: int, path: str | None = None) -> list[Questio
         ValueError: If the task is unknown or `limit` is less than 1.
     """
     if limit < 1:
-        raise must("limit", limit, "be at least 1")
+        raise OptionError("limit", limit, "must be at least 1")
     return find_setting(task).load_questions(path, limit, None)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.data.generated import Problem, story, sudoku, table
 from outpace.data.numbers import final_number
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.jsonl import JsonRecord, read_records
 from outpace.lab.scoring.expressions import STRICT_NUMBER, last_boxed
 
@@ -91,8 +91,7 @@ class GeneratedTask(Task):
                 f"--data: the problems of this task are generated; omit the file {path!r}"
             )
         if limit > MAX_GENERATED_PROBLEMS:
-            most = f"be at most {MAX_GENERATED_PROBLEMS} for generated problems"
-            raise must("limit", limit, most)
+            raise OptionError("limit", limit, f"must be at most {MAX_GENERATED_PROBLEMS} here")
         problems = self.problems(limit)
         return [
             {"question": p.question, "answer": p.answer, "final": p.final_result} for p in problems

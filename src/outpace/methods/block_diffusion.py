@@ -167,11 +167,11 @@ PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas")
 
 def check_no_template(request: Request) -> None:
     if request.is_infill:
-        message = (
-            "method: the model predicts from left to right, so it cannot fill a template or the "
-            "text before a suffix: omit it"
+        raise OptionError(
+            "method",
+            "BlockDiffusion",
+            "predicts from left to right, so it cannot fill a template: omit it",
         )
-        raise OptionError("method", "BlockDiffusion", message)
 
 
 def decode_prefixes(request: Request, size: int, threshold: float | None) -> Decoding:

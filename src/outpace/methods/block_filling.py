@@ -138,8 +138,5 @@ def block_length(request: Request, block: int | None) -> int:
     if size := block or request.target.block:
         return size
     raise OptionError(
-        "block",
-        block,
-        "block must be set, since config.json of the model has no block_size: "
-        "use the block length of its training, such as 4",
+        "block", block, "must be the model's block length, which config.json does not name"
     )

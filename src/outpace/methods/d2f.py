@@ -79,8 +79,7 @@ class D2F(Method):
         check_at_least_one(block=self.block)
         check_fraction(add=self.add, activate=self.activate, confidence=self.confidence)
         if self.least not in (None, 1):
-            message = f"least must be 1 (token by token) or None, got {self.least}"
-            raise OptionError("least", self.least, message)
+            raise OptionError("least", self.least, "must be 1 (token by token) or None")
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         can_pause = auto and self.least is not None and target.shift == 1

@@ -93,10 +93,11 @@ class DFlash(Method):
     def check_request(self, request: Request) -> None:
         threshold = self.confidence_threshold
         if threshold and not request.target.predicts_acceptance:
-            message = (
-                f"confidence_threshold: the draft {self.draft} has no confidence head: omit it"
+            raise OptionError(
+                "confidence_threshold",
+                threshold,
+                f"needs a confidence head, unlike {self.draft}: omit it",
             )
-            raise OptionError("confidence_threshold", threshold, message)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         if self.verify != "match" or not (auto or self.tokens == "auto"):

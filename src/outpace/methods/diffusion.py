@@ -143,12 +143,12 @@ class Diffusion(Method):
         super().__post_init__()
         check_at_least_one(steps=self.steps, block=self.block)
         if self.eps is not None and not 0 <= self.eps < 1:
-            message = f"eps must be at least 0 and below 1, got {self.eps}"
-            raise OptionError("eps", self.eps, message)
+            raise OptionError("eps", self.eps, "must be at least 0 and below 1")
         if self.order_temperature and self.order_temperature < MIN_TEMPERATURE:
-            message = f"order_temperature must be 0 or at least {MIN_TEMPERATURE:g}"
             value = self.order_temperature
-            raise OptionError("order_temperature", value, f"{message}, got {value}")
+            raise OptionError(
+                "order_temperature", value, f"must be 0 or at least {MIN_TEMPERATURE:g}"
+            )
         check_not_negative(guidance=self.guidance)
 
     def check_request(self, request: Request) -> None:
@@ -156,8 +156,7 @@ class Diffusion(Method):
             raise OptionError(
                 "guidance",
                 self.guidance,
-                f"guidance must be 0, got {self.guidance}: it needs a model that was trained on "
-                "prompts of masks",
+                "must be 0 with a model that was not trained on prompts of masks",
             )
 
     def block_size(self, request: Request) -> int:

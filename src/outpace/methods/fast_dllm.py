@@ -75,12 +75,12 @@ class FastDLLM(Method):
         check_positive_fraction(threshold=self.threshold)
         check_not_negative(budget=self.budget, entropy_limit=self.entropy_limit)
         if self.factor is not None and self.factor <= 0:
-            message = f"factor must be a positive number, got {self.factor}"
-            raise OptionError("factor", self.factor, message)
+            raise OptionError("factor", self.factor, "must be a positive number")
         limits = [name for name in LIMITS if getattr(self, name) is not None]
         if len(limits) > 1:
-            message = f"{limits[0]} and {limits[1]} are alternatives: set only one of them"
-            raise OptionError(limits[0], getattr(self, limits[0]), message)
+            raise OptionError(
+                limits[0], getattr(self, limits[0]), f"cannot be combined with {limits[1]}"
+            )
 
     def block_size(self, request: Request) -> int:
         """Return the number of tokens of a block; the last one of an answer may have fewer."""

@@ -55,15 +55,16 @@ class TreeShape:
         width, depth, nodes = self.width, self.depth, self.nodes
         check_at_least_one(width=width, depth=depth)
         if not 2 <= nodes <= MAX_TREE_SLOTS + 1:
-            message = f"nodes must be between 2 and {MAX_TREE_SLOTS + 1}, got {nodes}"
-            raise OptionError("nodes", nodes, message)
+            raise OptionError("nodes", nodes, f"must be between 2 and {MAX_TREE_SLOTS + 1}")
         if width > 1 and width * max(depth - 1, 1) > MAX_TREE_SLOTS:
-            message = f"width * (depth - 1) must be at most {MAX_TREE_SLOTS}, the size of a mask, "
-            more = f"got width={width} and depth={depth}"
-            raise OptionError("width", width, message + more)
+            most = MAX_TREE_SLOTS // max(depth - 1, 1)
+            raise OptionError("width", width, f"must be at most {most} with depth={depth}")
         if width > 1 and verify != "match":
-            message = f"verify={verify!r} needs a chain, since drafts of a tree are not drawn: "
-            raise OptionError("verify", verify, f"{message}set width=1, or verify='match'")
+            raise OptionError(
+                "verify",
+                verify,
+                "must be 'match' with trees, whose drafts are not drawn, or set width=1",
+            )
 
     @property
     def extra_slots(self) -> int:

@@ -27,11 +27,7 @@ class LeftToRight(Method):
         super().__post_init__()
         check_at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
         if self.lookahead is not None and self.lookahead < self.tokens:
-            raise OptionError(
-                "lookahead",
-                self.lookahead,
-                f"lookahead must be at least tokens={self.tokens}, got {self.lookahead}",
-            )
+            raise OptionError("lookahead", self.lookahead, f"must be at least tokens={self.tokens}")
 
     def decode(self, request: Request) -> Decoding:
         """Run the uncached text and the masks after it; accept the first k tokens."""

@@ -31,28 +31,27 @@ from outpace.decoding.sampling_params import is_finite_real, is_whole_number
 def check_at_least_one(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
-            raise OptionError(name, value, f"{name} must be at least 1, got {value}")
+            raise OptionError(name, value, "must be at least 1")
 
 
 def check_fraction(**options: float | None) -> None:
     """Raise `OptionError` for an option outside [0, 1]."""
     for name, value in options.items():
         if value is not None and not 0 <= value <= 1:
-            raise OptionError(name, value, f"{name} must be between 0 and 1, got {value}")
+            raise OptionError(name, value, "must be between 0 and 1")
 
 
 def check_positive_fraction(**options: float | None) -> None:
     """Raise `OptionError` for an option outside (0, 1]."""
     for name, value in options.items():
         if value is not None and not 0 < value <= 1:
-            message = f"{name} must be above 0 and at most 1, got {value}"
-            raise OptionError(name, value, message)
+            raise OptionError(name, value, "must be above 0 and at most 1")
 
 
 def check_not_negative(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and value < 0:
-            raise OptionError(name, value, f"{name} must be at least 0, got {value}")
+            raise OptionError(name, value, "must be at least 0")
 
 
 def check_default(method: Any, *names: str, reason: str) -> None:
@@ -60,8 +59,9 @@ def check_default(method: Any, *names: str, reason: str) -> None:
     defaults = {option.name: option.default for option in fields(method)}
     for name in names:
         if (value := getattr(method, name)) != defaults[name]:
-            message = f"{name} cannot be used with {reason}, got {value!r}: leave it unset"
-            raise OptionError(name, value, message)
+            raise OptionError(
+                name, value, f"cannot be used with {reason}, got {value!r}: leave it unset"
+            )
 
 
 def decode_plain(
@@ -166,10 +166,7 @@ def check_length(tokens: DraftLength, verify: Verify) -> None:
         check_at_least_one(tokens=tokens)
     elif verify != "match":
         raise OptionError(
-            "tokens",
-            tokens,
-            f"tokens='auto' needs verify='match': under verify={verify!r} the output depends on "
-            "the number of drafts, and would not be reproducible: set a number",
+            "tokens", tokens, f"must be a number with verify={verify!r}, whose output depends on it"
         )
 
 
@@ -177,8 +174,7 @@ def check_least(least: int | None, **most: int | None) -> None:
     """Raise `OptionError` for an invalid lower bound of an option that a `Pace` varies."""
     ((name, value),) = most.items()
     if least is not None and (value is None or not 1 <= least <= value):
-        message = f"least must be between 1 and {name}={value}, got {least}: set both"
-        raise OptionError("least", least, message)
+        raise OptionError("least", least, f"must be between 1 and {name}={value}")
 
 
 MAX_FLOAT_VALUE = 1e4
@@ -220,4 +216,4 @@ def check_type(name: str, value: object, kind: Any) -> Any:
             words.append(description)
         else:
             return value
-    raise OptionError(name, value, f"{name} must be {' or '.join(words)}, got {value!r}")
+    raise OptionError(name, value, f"must be {' or '.join(words)}")

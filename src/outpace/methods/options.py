@@ -53,8 +53,9 @@ class Option:
 def find_method(name: str) -> type[Method]:
     """Return the class of a method; raise `ValueError` for an unknown name."""
     if name not in METHODS:
-        message = f"method: unknown method {name!r}; available: {', '.join(METHODS)}"
-        raise OptionError("method", name, message)
+        raise OptionError(
+            "method", name, f"unknown method {name!r}; available: {', '.join(METHODS)}"
+        )
     return METHODS[name]
 
 
@@ -75,8 +76,9 @@ def open_method(name: str) -> type[Method]:
     path, _, class_name = name.rpartition(":")
     kind = getattr(import_file(Path(path)), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, Method)) or inspect.isabstract(kind):
-        message = f"method: {path} has no subclass of Method named {class_name!r} with `decode`"
-        raise OptionError("method", name, message)
+        raise OptionError(
+            "method", name, f"{path} has no subclass of Method named {class_name!r} with `decode`"
+        )
     return kind
 
 
@@ -104,7 +106,7 @@ def import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise OptionError("method", str(path), f"method: {describe_import(path, error)}") from error
+        raise OptionError("method", str(path), describe_import(path, error)) from error
     return module
 
 
@@ -129,10 +131,7 @@ def resolve_method(spec: MethodSpec) -> Method:
         case [str(name), Mapping() as options]:
             return make_method(find_method(name), options)
     raise OptionError(
-        "method",
-        spec,
-        f"method must be a Method such as Autoregressive(), a name such as 'autoregressive', or a "
-        f"name and a mapping of options, got {spec!r}",
+        "method", spec, "must be a Method, a name, or a name and a mapping of options"
     )
 
 
@@ -162,13 +161,13 @@ def make_method(
     name, known = method_name(method), method_options(method)
     if unknown := [option for option in options if option not in known]:
         has = f"available: {', '.join(sorted(known))}" if known else "it has none"
-        message = f"{unknown[0]}: method {name!r} has no option {unknown[0]}; {has}"
-        raise OptionError(unknown[0], options[unknown[0]], message)
+        raise OptionError(unknown[0], options[unknown[0]], f"is no option of {name!r}; {has}")
     required = [option.name for option in known.values() if option.is_required]
     if missing := [option for option in required if option not in options]:
         spelled = [spelling(option) for option in missing]
-        message = f"{spelled[0]} is missing: method {name!r} needs {', '.join(spelled)}"
-        raise OptionError(missing[0], None, message)
+        raise OptionError(
+            missing[0], None, f"is missing: method {name!r} needs {', '.join(spelled)}"
+        )
     return method(**options)
 
 

@@ -77,8 +77,7 @@ class WeDLM(Method):
         check_positive_fraction(confidence=self.confidence)
         check_least(self.least, window=self.window)
         if self.least is not None and self.verify:
-            message = "least cannot be used with verify, where the window does not change the text"
-            raise OptionError("least", self.least, message)
+            raise OptionError("least", self.least, "cannot change the text with verify: omit one")
 
     @property
     def is_sequential(self) -> bool:

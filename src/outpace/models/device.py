@@ -24,8 +24,9 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         torch.zeros(1, device=device).item()
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         reason = str(error).partition(". ")[0]
-        message = f"no device {str(device)!r} here: {reason}; use cpu, or cuda if available"
-        raise OptionError("device", device, f"device: {message}") from error
+        raise OptionError(
+            "device", device, f"{str(device)!r} cannot be used: {reason}; use cpu or cuda"
+        ) from error
     return torch.device(device)
 
 
@@ -37,11 +38,11 @@ def computes_bfloat16(device: torch.device) -> bool:
 def check_single_gpu(option: str, device: torch.device, processes: int) -> None:
     """Raise `OptionError` unless the model runs in one process on a CUDA device."""
     if device.type != "cuda":
-        message = f"{option} requires a CUDA device, got {device.type}; omit {option}"
-        raise OptionError(option, True, message)
+        raise OptionError(option, True, f"needs a CUDA device, got {device.type}; omit {option}")
     if processes > 1:
-        message = f"{option} requires a model in one process; omit {option} or tensor_parallel"
-        raise OptionError(option, True, message)
+        raise OptionError(
+            option, True, f"needs a model in one process; omit {option} or tensor_parallel"
+        )
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
@@ -54,6 +55,5 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     allowed = DTYPES | {kind: kind for kind in DTYPES.values()}
     if not isinstance(dtype, str | torch.dtype) or dtype not in allowed:
-        message = f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"
-        raise OptionError("dtype", dtype, message)
+        raise OptionError("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
     return allowed[dtype]

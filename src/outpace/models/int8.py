@@ -71,8 +71,7 @@ class Int8Linear(nn.Linear, DenseState):
             raise OptionError(
                 "quantize",
                 "int8",
-                f"quantize='int8' supports at most {tiles.MAX_INT8_INPUTS} inputs per matrix, got "
-                f"{codes.shape[1]}; omit quantize",
+                f"{codes.shape[1]} inputs exceed {tiles.MAX_INT8_INPUTS}: omit quantize",
             )
         super().__init__(codes.shape[1], codes.shape[0], bias=False, device="meta")
         self.register_parameter("bias", bias)

@@ -48,13 +48,13 @@ def check_quantize(quantize: str | None, device: torch.device | str, dtype: torc
     if quantize is None:
         return
     if quantize not in (allowed := (NATIVE, *QUANTIZE_KINDS["cuda"])):
-        message = f"quantize must be one of {', '.join(allowed)}, got {quantize!r}"
-        raise OptionError("quantize", quantize, message)
+        raise OptionError("quantize", quantize, f"must be one of {', '.join(allowed)}")
     device = torch.device(device)
     if quantize not in QUANTIZE_KINDS.get(device.type, ()):
         fit = ", ".join(f"{' or '.join(kinds)} on {name}" for name, kinds in QUANTIZE_KINDS.items())
-        message = f"quantize={quantize!r} is not supported on {device.type}; omit it, or use {fit}"
-        raise OptionError("quantize", quantize, message)
+        raise OptionError(
+            "quantize", quantize, f"{quantize!r} cannot run on {device.type}: omit it, or use {fit}"
+        )
     if device.type == "cuda":
         check_quantize_gpu(quantize, device, dtype)
 
@@ -74,12 +74,12 @@ def default_quantize(
 def check_quantize_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `OptionError` if the GPU, the dtype or the installed packages do not support it."""
     if torch.version.hip is not None:
-        message = f"quantize={quantize!r} is not supported on ROCm; omit it"
-        raise OptionError("quantize", quantize, message)
+        raise OptionError("quantize", quantize, f"{quantize!r} cannot run on ROCm: omit it")
     if dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
-        message = f"quantize={quantize!r} on a GPU requires bfloat16, got {name}; omit dtype"
-        raise OptionError("quantize", quantize, message)
+        raise OptionError(
+            "quantize", quantize, f"{quantize!r} on a GPU requires bfloat16, got {name}; omit dtype"
+        )
     least, found = (
         MIN_COMPUTE_CAPABILITY.get(quantize, (0, 0)),
         torch.cuda.get_device_capability(device),
@@ -88,8 +88,8 @@ def check_quantize_gpu(quantize: str, device: torch.device, dtype: torch.dtype) 
         raise OptionError(
             "quantize",
             quantize,
-            f"quantize={quantize!r} requires compute capability {'{}.{}'.format(*least)}, but "
-            f"{device} has {'{}.{}'.format(*found)}; use quantize='int8', or omit it",
+            f"{quantize!r} requires compute capability {'{}.{}'.format(*least)}, but {device} has "
+            f"{'{}.{}'.format(*found)}; use quantize='int8', or omit it",
         )
     torchao_config(quantize)
 
@@ -103,8 +103,9 @@ def torchao_config(quantize: str) -> Any:
             PerRow,
         )
     except ImportError as error:
-        message = f"quantize={quantize!r} on a GPU {install_extra('quantize')} ({error})"
-        raise OptionError("quantize", quantize, message) from error
+        raise OptionError(
+            "quantize", quantize, f"{quantize!r} on a GPU {install_extra('quantize')} ({error})"
+        ) from error
     # torchao's inductor settings would apply to the whole process.
     match quantize:
         case "fp8":
@@ -151,10 +152,9 @@ def build_quantizer(
             raise OptionError(
                 "quantize",
                 quantize,
-                f"quantize={quantize!r} requires multiples of "
-                f"{' and of '.join(map(str, SHAPE_MULTIPLES[quantize]))}, but "
-                f"{name} has {out} outputs of "
-                f"{width} inputs; use quantize='int8'",
+                f"{quantize!r} requires multiples of "
+                f"{' and of '.join(map(str, SHAPE_MULTIPLES[quantize]))}, but {name} has {out} "
+                f"outputs of {width} inputs; use quantize='int8'",
             )
     from torchao.quantization import quantize_
 
@@ -162,8 +162,9 @@ def build_quantizer(
         if module in chosen:
             quantize_(module, options)
             if type(module.weight) is nn.Parameter:
-                message = f"torchao skipped {chosen[module]} for {quantize!r}; omit quantize"
-                raise OptionError("quantize", quantize, f"quantize: {message}")
+                raise OptionError(
+                    "quantize", quantize, f"torchao skipped {chosen[module]}: omit it"
+                )
         return module
 
     return quantize_projection
@@ -199,8 +200,7 @@ def build_int4_quantizer(model: Stack, dtype: torch.dtype) -> Quantizer:
             raise OptionError(
                 "quantize",
                 "int4",
-                f"quantize='int4' requires multiples of {PACKED_BLOCK} inputs on a CPU, but {name} "
-                f"has {out} outputs of {inputs} inputs; use quantize='int8'",
+                f"{name} has {inputs} inputs, no multiple of {PACKED_BLOCK}: use 'int8'",
             )
 
     def quantize_matrix(module: nn.Module) -> nn.Module:
@@ -210,9 +210,7 @@ def build_int4_quantizer(model: Stack, dtype: torch.dtype) -> Quantizer:
         blocks = quantize_blocks(module.get_parameter("weight").detach(), form)
         if (packed := pack_blocks([blocks], form)) is None:
             raise OptionError(
-                "quantize",
-                "int4",
-                f"quantize='int4' needs a scale for {names[module]} that exceeds float16; omit it",
+                "quantize", "int4", f"a scale of {names[module]} exceeds float16: omit it"
             )
         return pack_module(module, packed, dtype)
 

@@ -258,8 +258,9 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
     config.check_consistency()
     split = [name for name, entry in config.models.items() if entry.tensor_parallel > 1]
     if split:
-        message = f"tensor_parallel: must be 1 for {split[0]}, since a replica has one process"
-        raise OptionError("tensor_parallel", split, message)
+        raise OptionError(
+            "tensor_parallel", split, f"{split[0]} must have 1, since a replica has one process"
+        )
     settings = config.server
     # The ingress checks the key.
     keyless = {"api_key": None, "api_key_file": None, "insecure": True}

@@ -14,7 +14,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.models.device import resolve_device
 from outpace.ray.replicas import application, concurrent_requests
 from outpace.server.logs import log_address, log_start
@@ -70,11 +70,11 @@ def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, sma
 
 def check_deployment(config: Config, replicas: int, max_replicas: int | None) -> None:
     if replicas < 1:
-        raise must("replicas", replicas, "be at least 1")
+        raise OptionError("replicas", replicas, "must be at least 1")
     if max_replicas is not None and max_replicas < replicas:
-        raise must("max_replicas", max_replicas, f"be at least replicas={replicas}")
+        raise OptionError("max_replicas", max_replicas, f"must be at least replicas={replicas}")
     if not config.server.port:
-        raise must("port", 0, "not be 0 with Ray Serve")
+        raise OptionError("port", 0, "must not be 0 with Ray Serve")
     application(config)
     bind_socket(config.server).close()
 
@@ -111,7 +111,9 @@ def share_resources(config: Config, replicas: int, *, small: bool) -> tuple[int,
     available = int(resources.get("GPU" if on_gpu else "CPU", 0))
     if replicas > available:
         unit = "GPUs" if on_gpu else "cores"
-        raise must("replicas", replicas, f"be from 1 to {available}, the {unit} of the cluster")
+        raise OptionError(
+            "replicas", replicas, f"must be from 1 to {available}, the {unit} of the cluster"
+        )
     return int(on_gpu), 1 if on_gpu or small else available // replicas
 
 

@@ -173,7 +173,7 @@ def portable_error(error: BaseException) -> BaseException:
     """Return a picklable copy of an error, with its traceback as a note."""
     if isinstance(error, OptionError):
         error_type = ContextError if isinstance(error, ContextError) else OptionError
-        return error_type(error.param, None, str(error))
+        return error_type(error.param, None, error.reason_with_value)
     copy_type = next(
         (portable for portable in PORTABLE_ERRORS if isinstance(error, portable)), RuntimeError
     )
@@ -288,8 +288,9 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             if self.is_alive:
                 self.transport.write(encode_frame(command))
         except RecursionError:
-            message = f"schema: it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep"
-            raise OptionError("schema", None, message) from None
+            raise OptionError(
+                "schema", None, f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep"
+            ) from None
 
     def data_received(self, data: bytes) -> None:
         """Decode messages and pass them to their requests."""

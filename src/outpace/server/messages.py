@@ -248,12 +248,14 @@ class CountTokensRequest(StrictModel):
                 role = ROLES_OF_BLOCKS.get(block.type, message.role)
                 if message.role != role:
                     param = f"messages.{number}.content.{place}"
-                    problem = f"only messages of {role} may have a block of type {block.type}"
-                    raise OptionError(param, block.type, f"{param}: {problem}")
+                    raise OptionError(
+                        param, block.type, f"blocks of type {block.type} belong to {role}"
+                    )
                 if isinstance(block, MediaBlock) and not has_result:
                     param = f"messages.{number}.content.{place}"
-                    problem = f"a block of type {block.type} must accompany the result of a call"
-                    raise OptionError(param, block.type, f"{param}: {problem}; omit it")
+                    raise OptionError(
+                        param, block.type, f"blocks of type {block.type} accompany results: omit it"
+                    )
         return self
 
     def to_chat(self, text: TextCodec) -> ChatRequest:

@@ -74,11 +74,12 @@ def check_supported_fields(request: BaseRequest, method: Method) -> None:
     supported = {*supported_fields(method)}
     echoes = isinstance(request, CompletionRequest) and request.echoes_scores
     if echoes and not supported.issuperset(CAUSAL_FIELDS):
-        message = (
+        raise HttpError(
+            400,
             f"echo: log-probabilities of the prompt are not supported by {type(method).__name__}; "
-            "omit echo or logprobs"
+            "omit echo or logprobs",
+            param="echo",
         )
-        raise HttpError(400, message, param="echo")
     for name in (*NOT_COMMON, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS):
         used = get_field(request, name) not in (None, NEUTRAL_VALUES.get(name, False))
         if used and name not in supported:
@@ -108,8 +109,9 @@ class MethodOption:
                 allowed = value in self.choices
             case True if self.option.shares_text and not self.default:
                 param = f"outpace.options.{self.option.name}"
-                message = f"{param}: only the operator of the server can set it"
-                raise HttpError(400, message, param=param)
+                raise HttpError(
+                    400, f"{param}: only the operator of the server can set it", param=param
+                )
             case bool() | None:
                 allowed = True  # validated by the method
             case _:
@@ -163,8 +165,9 @@ class MethodChoice:
             if name not in self.options:
                 names = ", ".join(self.options) or "none"
                 param = f"outpace.options.{name}"
-                message = f"{param}: unknown option of {self.name}; choose from {names}"
-                raise HttpError(400, message, param=param)
+                raise HttpError(
+                    400, f"{param}: unknown option of {self.name}; choose from {names}", param=param
+                )
             self.options[name].check_value(value)
         return self.construct(values) if values else self.default_method
 
@@ -231,8 +234,9 @@ def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[
                 for each in method_options(method_type).values()
             }
             if unknown := sorted(set(defaults) - set(settings)):
-                message = f"options: unknown option {', '.join(unknown)} of {name}"
-                raise OptionError(f"options.{unknown[0]}", defaults[unknown[0]], message)
+                raise OptionError(
+                    f"options.{unknown[0]}", defaults[unknown[0]], f"is no option of {name}"
+                )
             yield MethodChoice(name=name, method_type=method_type, options=settings, paths=further)
 
 
@@ -249,8 +253,7 @@ def method_option(
     default = defaults.get(option.name, choices[0] if is_free else option.default)
     if option.name in roles and default not in choices:
         param = f"options.{option.name}"
-        message = f"{param} must be one of the further models {', '.join(choices)}, got {default!r}"
-        raise OptionError(param, default, message)
+        raise OptionError(param, default, f"must be one of the further models {', '.join(choices)}")
     limits = entry.limits.get(option.name)
     if option.kind in (int, float):
         bounds: tuple[float, float] = (
@@ -261,13 +264,11 @@ def method_option(
                 bounds = lowest, highest
             case list():
                 param = f"limits.{option.name}"
-                message = f"{param} must be a list of a minimum and a maximum, got {limits}"
-                raise OptionError(param, limits, message)
+                raise OptionError(param, limits, "must be a list of a minimum and a maximum")
         return MethodOption(option=option, default=default, choices=choices, bounds=bounds)
     if limits is not None:
         if unknown := [each for each in limits if each not in choices]:
             param = f"limits.{option.name}"
-            message = f"{param}: unknown value {unknown[0]!r}; choose from {choices}"
-            raise OptionError(param, limits, message)
+            raise OptionError(param, limits, f"unknown value {unknown[0]!r}; choose from {choices}")
         choices = tuple(map(str, limits))
     return MethodOption(option=option, default=default, choices=choices)

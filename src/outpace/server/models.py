@@ -42,8 +42,7 @@ DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `10m`; raises `OptionError` for any other text."""
     if (found := DURATION.fullmatch(text)) is None:
-        message = f"keep must be a whole number with s, m, h or d, such as 10m, got {text!r}"
-        raise OptionError("keep", text, message)
+        raise OptionError("keep", text, "must be a whole number with s, m, h or d, such as 10m")
     return float(found[1]) * UNIT_SECONDS[found[2]]
 
 
@@ -52,11 +51,9 @@ def check_lazy_options(entry: Entry) -> None:
     if entry.keep is not None:
         parse_duration(entry.keep)
         if not entry.lazy:
-            message = "keep needs lazy: set lazy as well, or omit keep"
-            raise OptionError("keep", entry.keep, message)
+            raise OptionError("keep", entry.keep, "needs lazy: set lazy as well, or omit keep")
     if entry.lazy and entry.tensor_parallel > 1:
-        message = "lazy cannot be combined with tensor_parallel: omit one"
-        raise OptionError("lazy", entry.lazy, message)
+        raise OptionError("lazy", entry.lazy, "cannot be combined with tensor_parallel: omit one")
 
 
 def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
@@ -324,11 +321,11 @@ def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     methods = {each.name: each for each in method_choices(config, entry, default)}
     option_names = {name for each in methods.values() for name in each.options}
     if unknown := sorted(set(entry.limits) - option_names):
-        message = f"limits: unknown option {', '.join(unknown)}; no method has it"
-        raise OptionError(f"limits.{unknown[0]}", entry.limits[unknown[0]], message)
+        raise OptionError(
+            f"limits.{unknown[0]}", entry.limits[unknown[0]], "is no option of a method"
+        )
     if default not in methods:
-        message = f"method: must be one of {', '.join(methods)}, got {default}"
-        raise OptionError("method", default, message)
+        raise OptionError("method", default, f"must be one of {', '.join(methods)}")
     for choice in methods.values():
         for _, method in method_variants(choice):
             check_models(method, entry.path, config)

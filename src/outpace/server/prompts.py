@@ -110,8 +110,12 @@ def request_prompts(
         field, prompts = "prompt", request.prompts
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if max_characters is not None and any(len(text) > max_characters for text in texts):
-        message = f"{field}: must have at most {max_characters} characters for this model"
-        raise HttpError(400, message, param=field, code="context_length_exceeded")
+        raise HttpError(
+            400,
+            f"{field}: must have at most {max_characters} characters for this model",
+            param=field,
+            code="context_length_exceeded",
+        )
     if request.extension.fill:
         assert isinstance(request, ChatRequest | CompletionRequest)
         return [*infill_templates(request, limit)]

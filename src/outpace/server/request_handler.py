@@ -254,9 +254,7 @@ class RequestHandler:
         except (DecodingError, EngineDiedError) as error:
             if self.constraint is not None and isinstance(error.__cause__, TooLargeError):
                 option = self.constraint.option
-                self.fault = self.validation_error(
-                    OptionError(option, None, f"{option}: {error.__cause__}")
-                )
+                self.fault = self.validation_error(OptionError(option, None, str(error.__cause__)))
                 raise self.fault from None
             LOG.exception("request %s failed", self.writer.id)
             self.fault = HttpError(

@@ -161,8 +161,9 @@ def parse_schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except RecursionError as error:
-        message = f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep"
+        ) from error
     except ValueError as error:
         raise ValueError(f"must be JSON: {error}") from error
     if not isinstance(schema, dict):
@@ -290,8 +291,9 @@ class ConstraintFields(StrictModel):
         """Reject more than one constraint."""
         if len(rules := [*self.constraints]) > 1:
             one, other = rules[0].field, rules[1].field
-            message = f"{other}: cannot be combined with {one}; set only one constraint"
-            raise OptionError(other, rules[1].value, message)
+            raise OptionError(
+                other, rules[1].value, f"cannot be combined with {one}; set only one constraint"
+            )
         return self
 
 
@@ -351,7 +353,7 @@ Calls = Annotated[list[Call], Field(fail_fast=True, max_length=MAX_CALLS)]
 def dotted_error(error: OptionError) -> OptionError:
     """Return an error that names a field by its path in a request: `tools.0` for `tools[0]`."""
     param = re.sub(r"\[(\d+)\]", r".\1", error.param)
-    return OptionError(param, error.value, str(error).replace(error.param, param, 1))
+    return OptionError(param, error.value, error.reason)
 
 
 MAX_CHOICES_PER_PROMPT = 8
@@ -436,12 +438,12 @@ class BaseRequest(OptionFields):
     def check_stream(self) -> Self:
         """Reject stream options without `stream`, and fields that streams do not have."""
         if self.stream_options is not None and not self.stream:
-            message = "stream_options: requires stream=true"
-            raise OptionError("stream_options", self.stream_options, message)
+            raise OptionError("stream_options", self.stream_options, "needs stream=true")
         for name, is_set in {"stream": self.stream, "outpace.fill": self.extension.fill}.items():
             if is_set and (count := get_field(self, "prompt_logprobs")) is not None:
-                message = f"prompt_logprobs: cannot be combined with {name}; set one"
-                raise OptionError("prompt_logprobs", count, message)
+                raise OptionError(
+                    "prompt_logprobs", count, f"cannot be combined with {name}; set one"
+                )
         return self
 
     @property
@@ -519,13 +521,13 @@ class Message(StrictModel):
         """Raise `OptionError` for a field that is missing, or does not belong to the role."""
         if self.role == "tool" and self.tool_call_id is None:
             field = f"{param}.tool_call_id"
-            raise OptionError(field, None, f"{field}: is required in a message of tool")
+            raise OptionError(field, None, "is required in a message of tool")
         roles = dict.fromkeys(("tool_calls", "reasoning_content"), "assistant")
         roles |= {"tool_call_id": "tool"}
         for name, role in roles.items():
             if getattr(self, name) and self.role != role:
                 field = f"{param}.{name}"
-                raise OptionError(field, None, f"{field}: only messages of {role} may have it")
+                raise OptionError(field, None, f"only messages of {role} may have it")
 
 
 class ChatRequest(BaseRequest):
@@ -564,8 +566,7 @@ class ChatRequest(BaseRequest):
         """Reject both names of the same limit."""
         older = self.options.get("max_tokens")
         if self.max_completion_tokens is not None and older is not None:
-            message = "max_tokens: cannot be combined with max_completion_tokens"
-            raise OptionError("max_tokens", older, message)
+            raise OptionError("max_tokens", older, "cannot be combined with max_completion_tokens")
         return self
 
     @model_validator(mode="after")
@@ -573,16 +574,16 @@ class ChatRequest(BaseRequest):
         """Reject `add_generation_prompt` unless a new turn is exactly what follows."""
         new_turn, continues = self.add_generation_prompt, bool(self.continue_final_message)
         if new_turn is not None and new_turn == continues:
-            message = "add_generation_prompt: must be false with continue_final_message, else true"
-            raise OptionError("add_generation_prompt", new_turn, message)
+            raise OptionError(
+                "add_generation_prompt", new_turn, "must be the opposite of continue_final_message"
+            )
         return self
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
         """Reject a number of tokens without `logprobs`."""
         if self.top_logprobs and not self.logprobs:
-            message = "top_logprobs: requires logprobs=true"
-            raise OptionError("top_logprobs", self.top_logprobs, message)
+            raise OptionError("top_logprobs", self.top_logprobs, "needs logprobs=true")
         return self
 
     @model_validator(mode="after")
@@ -633,24 +634,24 @@ class CompletionRequest(BaseRequest):
     def check_counts(self) -> Self:
         """Check `best_of` and the number of choices."""
         if self.best_of is not None and self.best_of != (self.n or 1):
-            message = "best_of: must equal n; other values are not supported"
-            raise OptionError("best_of", self.best_of, message)
+            raise OptionError("best_of", self.best_of, "must equal n")
         if self.suffix is not None:
             self.check_suffix()
         self.check_echo()
         if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
-            message = f"prompt: at most {MAX_CHOICES} choices (n per prompt) are allowed"
-            raise OptionError("prompt", len(self.prompts), message)
+            raise OptionError(
+                "prompt", len(self.prompts), f"cannot have over {MAX_CHOICES} choices (n each)"
+            )
         return self
 
     def check_suffix(self) -> None:
         """Raise `OptionError` for prompts and fields that cannot precede a suffix."""
         if not all(isinstance(prompt, str) for prompt in self.prompts):
-            message = "prompt: must be text with suffix, got token ids"
-            raise OptionError("prompt", self.prompt, message)
+            raise OptionError("prompt", self.prompt, "must be text with suffix")
         if self.extension.fill:
-            message = "suffix: cannot be combined with outpace.fill; set one"
-            raise OptionError("suffix", self.suffix, message)
+            raise OptionError(
+                "suffix", self.suffix, "cannot be combined with outpace.fill; set one"
+            )
 
     @property
     def echoes_scores(self) -> bool:
@@ -667,8 +668,7 @@ class CompletionRequest(BaseRequest):
         }
         for name, is_set in conflicts.items():
             if self.echo and is_set:
-                message = f"echo: cannot be combined with {name}; set one"
-                raise OptionError("echo", self.echo, message)
+                raise OptionError("echo", self.echo, f"cannot be combined with {name}; set one")
 
     @property
     def prompts(self) -> list[Any]:

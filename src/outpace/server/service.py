@@ -123,8 +123,9 @@ class Service:
         if not others and (name is None or self.is_foreign(name, sole)):
             return sole
         if name is None:
-            message = f"model: is required; choose from {', '.join(self.models)}"
-            raise HttpError(400, message, param="model")
+            raise HttpError(
+                400, f"model: is required; choose from {', '.join(self.models)}", param="model"
+            )
         return self.find_listed_model(name)
 
     def is_foreign(self, name: str, sole: HostedModel) -> bool:
@@ -135,8 +136,12 @@ class Service:
         """Return a model by name; raises `HttpError` if it is unknown."""
         if name not in self.models:
             names = ", ".join(self.models)
-            message = f"model: unknown model {name[:256]!r}; choose from {names}"
-            raise HttpError(404, message, param="model", code="model_not_found")
+            raise HttpError(
+                404,
+                f"model: unknown model {name[:256]!r}; choose from {names}",
+                param="model",
+                code="model_not_found",
+            )
         return self.models[name]
 
     async def list_models(self) -> dict[str, Any]:

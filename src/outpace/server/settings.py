@@ -52,10 +52,9 @@ def name_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
         if not equals or os.path.exists(text):
             unnamed.append(text)
         elif not (name and path):
-            message = f"--model must be name=path, or a path, got {text!r}"
-            raise OptionError("model", text, message)
+            raise OptionError("model", text, "must be name=path, or a path")
         elif name in named_paths:
-            raise OptionError("model", text, f"--model: the name {name} is given twice")
+            raise OptionError("model", text, f"the name {name} is given twice")
         else:
             named_paths[name] = path
     models: dict[str, str] = {}
@@ -161,12 +160,14 @@ class Config(FrozenModel):
         for name, entry in self.models.items():
             for adapter in entry.adapters or ():
                 if (both := f"{name}:{adapter}") in self.models:
-                    message = f"adapters: {both} is also the name of a model: rename one of them"
-                    raise OptionError("adapters", adapter, message)
+                    raise OptionError(
+                        "adapters", adapter, f"{both} is a model's name too: rename one"
+                    )
         split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
         if split and len(self.models) > 1:
-            message = f"tensor_parallel: {split[0]} must be the only model of the server"
-            raise OptionError("tensor_parallel", split, message)
+            raise OptionError(
+                "tensor_parallel", split, f"{split[0]} must be the only model of the server"
+            )
 
 
 def read_config(path: Path) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import reprlib
 import signal
 import socket
 import subprocess
@@ -75,7 +74,7 @@ class Settings(FrozenModel):
             ValueError: If the key file cannot be read or is empty, or no header can hold the key.
         """
         if self.api_key is not None and self.api_key_file is not None:
-            raise OptionError("api_key", None, "api_key: cannot be combined with api_key_file")
+            raise OptionError("api_key", None, "cannot be combined with api_key_file")
         if self.api_key_file is None:
             if self.api_key is None:
                 return None
@@ -83,11 +82,11 @@ class Settings(FrozenModel):
         try:
             key = Path(self.api_key_file).read_bytes().strip()
         except (OSError, ValueError) as error:
-            message = f"api_key_file cannot be read: {error}"
-            raise OptionError("api_key_file", self.api_key_file, message) from error
+            raise OptionError(
+                "api_key_file", self.api_key_file, f"cannot be read: {error}"
+            ) from error
         if not key:
-            message = f"api_key_file: {self.api_key_file} is empty"
-            raise OptionError("api_key_file", self.api_key_file, message)
+            raise OptionError("api_key_file", self.api_key_file, f"{self.api_key_file} is empty")
         return check_key("api_key_file", key)
 
     @property
@@ -101,16 +100,14 @@ class Settings(FrozenModel):
             raise OptionError(
                 "host",
                 self.host,
-                f"host {self.host!r} is reachable from other machines: set an API key "
-                "(--api-key-file), or --insecure to accept everyone",
+                "needs an API key (--api-key-file), or --insecure to accept everyone",
             )
 
 
 def check_key(param: str, key: bytes) -> bytes:
     """Return an API key; raises `OptionError` if no header can hold it, and does not quote it."""
     if not HEADER_VALUE.fullmatch(key):
-        problem = "must be one line without control characters and spaces around it"
-        raise OptionError(param, None, f"{param}: {problem}, which a header can hold")
+        raise OptionError(param, None, "must be one line for a header, without spaces around it")
     return key
 
 
@@ -138,20 +135,19 @@ def first_validation_error(error: ValidationError) -> OptionError:
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(map(str, first["loc"]))
     if first["type"] in ERROR_MESSAGES:
-        return OptionError(place, None, f"{place} {ERROR_MESSAGES[first['type']]}")
+        return OptionError(place, None, ERROR_MESSAGES[first["type"]])
     cause = first.get("ctx", {}).get("error")
-    problem = requirement(first["msg"]) if cause is None else cause
-    if place.endswith("api_key"):
-        return OptionError(place, None, f"{place} {problem}")
-    value = first["input"]
-    return OptionError(place, value, f"{place} {problem}, got {reprlib.repr(value)}")
+    if isinstance(cause, OptionError) and not place:
+        return cause
+    problem = requirement(first["msg"]) if cause is None else str(cause)
+    value = None if place.endswith("api_key") else first["input"]
+    return OptionError(place, value, problem)
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """Return the table of a TOML file; `ValueError` for an invalid one."""
     if not path.is_file():
-        message = f"config: no file at {str(path)!r}; set it to a TOML file"
-        raise OptionError("config", path, message)
+        raise OptionError("config", path, f"no file at {str(path)!r}; set it to a TOML file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -171,8 +167,9 @@ def bind_socket(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        message = f"port: cannot listen on {settings.host}:{settings.port}: {error}"
-        raise OptionError("port", settings.port, message) from error
+        raise OptionError(
+            "port", settings.port, f"cannot listen on {settings.host}:{settings.port}: {error}"
+        ) from error
     return listener
 
 

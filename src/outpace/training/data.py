@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from outpace.api.rendering import render_chat
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.data.generated import Problem, story, sudoku, table
-from outpace.errors import install_extra, must
+from outpace.errors import OptionError, install_extra
 from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.jsonl import JsonRecord, parse_record, read_lines
 from outpace.models.config import ModelConfig
@@ -108,8 +108,7 @@ class HubDataset:
         try:
             from datasets import load_dataset
         except ImportError as error:
-            message = f"{error}; a data set of the hub {install_extra('train')}"
-            raise ValueError(message) from error
+            raise ValueError(f"{error}; a data set of the hub {install_extra('train')}") from error
         self.name = name
         repository, config, split = (*name.split(":"), "", "")[:3]
         try:
@@ -298,7 +297,7 @@ class Data:
                 f"drills and plain need a path of {STORY_PREFIX}train, got {self.path!r}"
             )
         if len(self.turn_counts) != len(self.paths) or min(self.turn_counts, default=0) < 1:
-            raise must("turns", self.turns, "be one count of at least 1 per path")
+            raise OptionError("turns", self.turns, "must be one count of at least 1 per path")
         try:
             re.compile(self.mark or "")
         except re.error as error:

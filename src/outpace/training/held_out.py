@@ -17,7 +17,7 @@ from torch import nn
 
 from outpace.api.llm import LLM
 from outpace.data.numbers import final_number, judge_last_number
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.field_types import Count, NonNegativeInt, check_bounds
 from outpace.methods.options import find_method, method_from_options
 from outpace.tokenizer import Tokenizer
@@ -101,7 +101,7 @@ class HeldOut:
         if self.method and "name" not in self.method:
             raise ValueError(f"method needs a name in addition to {', '.join(self.method)}")
         if self.decode > self.examples:
-            raise must("decode", self.decode, f"be at most examples ({self.examples})")
+            raise OptionError("decode", self.decode, f"must be at most examples ({self.examples})")
 
     def load_examples(self, data: Data, tokenizer: Tokenizer, seed: int) -> Examples:
         """Open the examples with the settings of the training data.
@@ -145,10 +145,12 @@ class Validator:
             )
         count = settings.examples
         if count < (processes := accelerator.num_processes):
-            raise must("examples", count, f"be at least the {processes} processes")
+            raise OptionError("examples", count, f"must be at least the {processes} processes")
         if examples.epoch_size is not None and examples.epoch_size < count:
             size = examples.epoch_size
-            raise must("examples", count, f"be at most {size}, the size of the held-out data")
+            raise OptionError(
+                "examples", count, f"must be at most {size}, the size of the held-out data"
+            )
         self.settings, self.decoder, self.accelerator = settings, decoder, accelerator
         self.examples = [examples[number] for number in range(count)]
         longest = max((len(each.prompt) for each in self.examples[: settings.decode]), default=0)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
 from outpace.training import trackers
 
@@ -91,7 +91,7 @@ class Loop:
             ValueError: the batch does not divide, or a micro-batch could be empty.
         """
         if processes < 1:
-            raise must("processes", processes, "be at least 1")
+            raise OptionError("processes", processes, "must be at least 1")
         parts = processes * self.accumulation
         where = f"{processes} processes with accumulation {self.accumulation}"
         if self.tokens is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.attention.ranges import causal_ranges
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.training.data import Example
 
 Ints = NDArray[np.int64]
@@ -137,7 +137,7 @@ def pad_response(
 
 def check_canvas(bounds: tuple[int, int] | None) -> None:
     if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
-        raise must("canvas", bounds, "be a minimum length of at least 1 and a maximum")
+        raise OptionError("canvas", bounds, "must be a minimum length of at least 1 and a maximum")
 
 
 def masked_rows(

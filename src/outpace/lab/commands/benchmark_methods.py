@@ -145,8 +145,9 @@ def benchmark_methods(
         from outpace.lab.plots import draw_front
 
         if loads.prompt_length is not None or prompts is not None:
-            message = "--png draws accuracy, which --prompts and --prompt-length do not measure"
-            raise OptionError("png", png, message)
+            raise OptionError(
+                "png", png, "needs accuracy, which --prompts and --prompt-length do not measure"
+            )
     with replace_file(json_path) as file, replace_file(png) as drawing:
         sides = list(build_sides(contest, loads, task_flags, questions, load_flags, setting))
         results = measure_sides(sides, rounds, file, samples=samples)

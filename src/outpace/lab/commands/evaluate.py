@@ -80,8 +80,7 @@ class HarnessFlags:
         assert self.tasks is not None
         allowed = ("max_tokens", "seed", "temperature", "top_p")
         if extra := [name for name in options if name not in allowed]:
-            message = f"{extra[0]} cannot be set: tasks of lm-evaluation-harness set it"
-            raise OptionError(extra[0], dict(options)[extra[0]], message)
+            raise OptionError(extra[0], dict(options)[extra[0]], "cannot be set: the task sets it")
         harness = OutpaceHarness(
             llm,
             batch_size=batch,

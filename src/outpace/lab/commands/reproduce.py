@@ -125,7 +125,7 @@ def reproduce(
         console.print(costs_of(PAPERS if figure is None else [figure]))
         return
     if figure is None:
-        raise OptionError("figure", None, "figure: give PAPER or PAPER:FIGURE; --list names them")
+        raise OptionError("figure", None, "give PAPER or PAPER:FIGURE; --list names them")
     plans = [
         (each, resize(plan, limit, rounds))
         for each in find_at(figure, scale)

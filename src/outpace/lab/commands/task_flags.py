@@ -53,8 +53,7 @@ class TaskFlags:
     def replace_task(self, option: str, value: object, setting: Setting) -> Setting:
         """Return a setting in place of the task's; raises `OptionError` for flags of the task."""
         if replace(self, template=None) != TASK_FLAGS:
-            message = f"--{option} cannot be combined with --task and related flags"
-            raise OptionError(option, value, message)
+            raise OptionError(option, value, "cannot be combined with --task and related flags")
         return self.change_setting(setting)
 
     def variables(self) -> dict[str, Any]:
@@ -68,8 +67,9 @@ class TaskFlags:
                 "--judge applies to lines of question and answer: give --data without --task"
             )
         if self.judge is not None and self.judge not in JUDGES:
-            message = f"judge: unknown judge {self.judge!r}; judges are {', '.join(JUDGES)}"
-            raise OptionError("judge", self.judge, message)
+            raise OptionError(
+                "judge", self.judge, f"unknown judge {self.judge!r}; judges are {', '.join(JUDGES)}"
+            )
         if self.data is not None and self.task is None:
             return f"{OWN}{self.judge or 'exact'}"
         return self.task or "story"

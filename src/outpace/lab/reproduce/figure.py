@@ -126,8 +126,9 @@ class Scale:
         if missing := [
             each for each in replace(self, lines=self.lines[:1]).given if each not in paths
         ]:
-            message = f"--model: give the path of {', '.join(missing)}: --model {missing[0]}=PATH"
-            raise OptionError("model", missing, message)
+            raise OptionError(
+                "model", missing, f"give {', '.join(missing)}, as in --model {missing[0]}=PATH"
+            )
         named = {f"{GIVEN}{name}": path for name, path in paths.items()}
         lines = [
             {key: named.get(str(value), value) for key, value in line.items()}
@@ -296,14 +297,14 @@ def find(named: str) -> list[Figure]:
 def find_at(named: str, scale: str) -> list[Figure]:
     """Return figures of `find` with a scale; `OptionError` naming all that have it if none do."""
     if scale not in SCALES:
-        message = f"scale: unknown scale {scale!r}; known are {', '.join(SCALES)}"
-        raise OptionError("scale", scale, message)
+        raise OptionError("scale", scale, f"unknown scale {scale!r}; known are {', '.join(SCALES)}")
     found = [figure for figure in find(named) if scale in figure.scales]
     if not found:
         every = (figure for paper in PAPERS for figure in figures(paper))
         known = ", ".join(f"{each.paper}:{each.name}" for each in every if scale in each.scales)
-        message = f"scale: {named} has no scale {scale}; figures with it are {known}"
-        raise OptionError("scale", scale, message)
+        raise OptionError(
+            "scale", scale, f"{named} has no scale {scale}; figures with it are {known}"
+        )
     return found
 
 
@@ -319,11 +320,13 @@ def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
     for text in texts:
         name, _, path = text.partition("=")
         if not known:
-            message = f"--model {text}: this scale names its models; omit it, or use --scale small"
-            raise OptionError("model", text, message)
+            raise OptionError(
+                "model", text, f"{text}: this scale names its models; omit it, or use --scale small"
+            )
         if name not in known or name in paths or not path:
-            message = f"--model {text}: give each of {', '.join(known)} once, as NAME=PATH"
-            raise OptionError("model", text, message)
+            raise OptionError(
+                "model", text, f"{text}: give each of {', '.join(known)} once, as NAME=PATH"
+            )
         paths[name] = path
     return paths
 
@@ -340,13 +343,13 @@ def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dic
         task, _, path = text.partition("=")
         if task not in TASKS:
             if len(tasks) != 1:
-                message = f"--{option} {text}: write TASK=FILE, for each of {', '.join(tasks)}"
-                raise OptionError(option, text, message)
+                raise OptionError(
+                    option, text, f"{text}: write TASK=FILE, for each of {', '.join(tasks)}"
+                )
             task, path = tasks[0], text
         if task not in tasks or not path:
             names = ", ".join(tasks) or "none"
-            message = f"--{option} {text}: write TASK=FILE; tasks here are {names}"
-            raise OptionError(option, text, message)
+            raise OptionError(option, text, f"{text}: write TASK=FILE; tasks here are {names}")
         files[task] = path
     return files
 

@@ -73,9 +73,8 @@ def fit_entries(
             raise OptionError(
                 "device",
                 free_gib,
-                f"device: {group[0].model} needs {need:.1f} GiB with its further models and "
-                f"caches, and {free_gib:.1f} are free: use --quantize, a smaller --cache-gib or "
-                "another device",
+                f"{group[0].model} needs {need:.1f} GiB with its further models and caches, and "
+                f"{free_gib:.1f} are free: use --quantize, a smaller --cache-gib or another device",
             )
         together = [*parts[-1], *group] if parts else group
         if parts and gib_of(together, number_bytes, cache_gib) + RESERVE_GIB <= free_gib:

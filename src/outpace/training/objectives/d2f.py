@@ -20,7 +20,7 @@ from outpace.decoding.order import (
     select_block_holes,
 )
 from outpace.decoding.target import Kind
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.field_types import (
     Bounds,
     Count,
@@ -179,13 +179,15 @@ class D2F(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
-            raise must("noise", self.noise, "be two fractions above 0 in ascending order")
+            raise OptionError(
+                "noise", self.noise, "must be two fractions above 0 in ascending order"
+            )
         if self.unroll and self.easy:
             raise ValueError("easy cannot be combined with unroll; set one of them to 0")
         if self.unroll and not self.monotone:
             raise ValueError("monotone = false cannot be combined with unroll; remove one of them")
         if self.reverse and self.hard:
-            raise must("hard", self.hard, "be 0 with reverse")
+            raise OptionError("hard", self.hard, "must be 0 with reverse")
         check_canvas(self.canvas)
 
     @property
@@ -211,7 +213,7 @@ class D2F(Objective):
             )
         if self.block >= config.max_length:
             length = config.max_length
-            raise must("block", self.block, f"be below the model's length of {length}")
+            raise OptionError("block", self.block, f"must be below the model's length of {length}")
         return replace(self, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from outpace.decoding.target import CAUSAL_KINDS
-from outpace.errors import must
+from outpace.errors import OptionError
 from outpace.field_types import Count, Fraction, NonNegativeInt, TokenId, Weight, check_bounds
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
@@ -72,10 +72,10 @@ class WeDLM(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.block_lengths:
-            raise must("block", self.block, "be a length of at least 1, or several")
+            raise OptionError("block", self.block, "must be a length of at least 1, or several")
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
-            raise must("ratios", self.ratios, "be two fractions in ascending order")
+            raise OptionError("ratios", self.ratios, "must be two fractions in ascending order")
 
     @property
     def block_lengths(self) -> tuple[int, ...]:
