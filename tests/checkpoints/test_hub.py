@@ -25,6 +25,7 @@ from outpace.checkpoints.fingerprint import digest_weights
 from outpace.checkpoints.hub import HubName, find_model, group_models, list_quants
 from outpace.checkpoints.load import ZOO_FOLDER, is_local, resolve_checkpoint
 from outpace.cli.main import main
+from outpace.cli.pull import pull
 from refusal import refuses
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -266,7 +267,11 @@ def test_measured_speeds_are_those_of_the_stored_results() -> None:
 
 @pytest.mark.parametrize(("speed", "is_default"), [(1.3, True), (1.1, False)])
 def test_a_draft_is_found_by_the_weights_of_its_target(
-    speed: float, is_default: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speed: float,
+    is_default: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = shutil.copytree(ZOO_FOLDER / "tiny-ar", tmp_path / "renamed")
     shutil.copytree(ZOO_FOLDER / "tiny-dflash", tmp_path / "drafts" / "mine")
@@ -277,8 +282,10 @@ def test_a_draft_is_found_by_the_weights_of_its_target(
     llm = LLM(target, cache_gib=0.05)
     assert (type(llm.method).__name__ == "DFlash") is is_default
     assert llm.methods.draft is not None and llm.methods.draft.place == "drafts/mine"
-    assert f"story {speed:.2f} (1.20)" in llm.methods.draft.describe("x")
     assert drafts.find_local_draft(target, "dflash") == "drafts/mine"
+    pull(str(target))
+    *_, last = capsys.readouterr().out.splitlines()
+    assert "drafts/mine" in last and f"story {speed:.2f} (1.20)" in last
 
 
 class Handler(BaseHTTPRequestHandler):

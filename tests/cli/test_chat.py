@@ -54,10 +54,14 @@ def conversation(llm: LLM, **options: Any) -> ChatSession:
     return ChatSession(llm, [], {"max_tokens": 64, **options})
 
 
-def test_each_answer_has_its_figures(chat: Run) -> None:
+def test_each_answer_has_its_figures(chat: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.cli.draw.speed_over_plain", lambda output: 1.2)
     status, out, err = chat("tiny-aux", STORY, "", "And now?", flags=("--max-tokens", "96"))
     assert status == 0 and "#### 26\n" in out and "tokens per" not in out
-    assert len(re.findall(r".*[\d.]+ tokens per forward, \d+ tokens per second.*\n", err)) == 2
+    assert (
+        len(re.findall(r".*[\d.]+ tokens per forward, \d+ tokens per second.*, 1.20 × .*\n", err))
+        == 2
+    )
     assert err.count("\n") == 2
 
 

@@ -30,7 +30,7 @@ def test_generate_streams_an_answer_and_one_line_of_statistics(outpace, monkeypa
     assert re.match(rf"{figures}.*\n$", err)
     assert outpace(*words, "--quiet") == (0, out, "")
     assert outpace("generate", "tiny-ar", STORY, "--max-tokens", 1, "--quiet")[2] == ""  # a draft
-    monkeypatch.setattr("outpace.cli.answer.speed_over_plain", lambda output: 1.2)
+    monkeypatch.setattr("outpace.cli.draw.speed_over_plain", lambda output: 1.2)
     assert outpace(*words)[2].endswith(", 1.20 × over one token per forward\n")
 
 

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from outpace import OptionError
+from outpace.engine.pairing import MethodSelector
+from outpace.methods import Autoregressive, DFlash, Lookup, Method
+from outpace.server.models import available_methods, use_default_draft
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry, Settings, build_config, read_config
 from refusal import refuses
@@ -39,6 +42,29 @@ def test_file_is_read(tmp_path: Path) -> None:
     assert config.models["story"].options == {"verifier": "small", "ratio": 0.5}
     config = build_config(tmp_path / "serve.toml", {}, {"port": 8002})
     assert (config.server.port, config.server.drain_seconds) == (8002, 5.0)
+
+
+DRAFTING = DFlash(draft="tiny-dflash", lookup=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "method"),
+    [
+        ({}, DRAFTING),
+        ({"method": "auto", "further": {"mine": "tiny-dflash"}}, DRAFTING),
+        ({"method": "lookup"}, Lookup()),
+        ({"methods": ["autoregressive"]}, Autoregressive()),
+        ({"options": {"tokens": 3}}, Lookup(tokens=3)),
+        ({"path": "tiny-aux"}, Lookup()),
+    ],
+)
+def test_default_method_is_that_of_generate(values: dict[str, Any], method: Method) -> None:
+    entry = use_default_draft("m", Entry(**{"path": "tiny-ar", **values}))
+    default, methods = available_methods(entry)
+    assert methods[default].default_method[1] == method
+    assert set(entry.further) >= set(values.get("further", ()))
+    if not {"method", "methods", "options"} & set(values):
+        assert MethodSelector(None, entry.path, entry.read_model_config()).native == method
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,12 @@ class LocalDraft:
         """Flags that select the draft."""
         return f"--method {self.method} --draft {self.place} --lookup true"
 
-    def describe(self, target: str, *, is_used: bool = False) -> str:
-        """Describe in one line that it decodes a target, or how to select it and what it gains."""
-        if is_used:
-            return f"{target}: drafts by {self.place}; --method lookup decodes without it"
-        line = f"{target}: has a draft, not used by default: {self.flags}"
+    def describe(self, target: str) -> str:
+        """Describe in one line that it decodes a target or how to select it, and what it gains."""
+        if self.is_default:
+            line = f"{target}: drafts by {self.place}; --method lookup decodes without it"
+        else:
+            line = f"{target}: has a draft, not used by default: {self.flags}"
         if not self.speeds:
             return line
         speeds = ", ".join(f"{s.task} {s.draft:.2f} ({s.lookup:.2f})" for s in self.speeds)
@@ -171,6 +172,14 @@ def local_drafts(
         for name in known_drafts(names, method):
             if (place := place_of(name)) is not None:
                 yield LocalDraft(method, name, place)
+
+
+def best_local_draft(target: str | Path) -> LocalDraft | None:
+    """Return the first draft on this machine that decodes a target by default, or else the first.
+
+    None if there is none.
+    """
+    return min(local_drafts(target), key=lambda each: not each.is_default, default=None)
 
 
 def list_own_drafts() -> Iterator[tuple[str, LocalDraft]]:

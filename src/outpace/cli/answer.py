@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from rich.console import Console
 from typer import Argument, Option
 
@@ -16,6 +15,7 @@ from outpace.api.options import Options, check_options
 from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.cli.draw import (
+    answer_figures,
     console,
     print_piece,
     replace_file,
@@ -114,9 +114,7 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options, notes: Cons
         show_pieces(console, stream)
         assert stream.output is not None
         show_logprobs(llm, stream.output)
-        gain = speed_over_plain(stream.output)
-        measured = "" if gain is None else f", {gain:.2f} × over one token per forward"
-        print_figures(notes, stream.output.figures + measured)
+        print_figures(notes, answer_figures(stream.output))
         return
     with show_spinner(f"{n} answers"):
         (outputs,) = llm.generate(prompt, n=n, **options)
@@ -125,30 +123,6 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options, notes: Cons
         print_piece(console, f"{output.text}\n")
         show_logprobs(llm, output)
         print_figures(notes, output.figures)
-
-
-MIN_PASSES, MAX_SPREAD = 8, 1.25
-"""Plain and other passes of an answer from which its gain is known, and the ratio of quartiles of
-plain passes above which the machine was too busy."""
-
-
-def speed_over_plain(output: Output) -> float | None:
-    """Return the speed of an answer relative to one token per forward, after the prompt's.
-
-    The time of a plain pass is the mean of those in the same answer. None where too few passes or
-    a busy machine measured it, and with a second model, whose passes slow the plain ones.
-    """
-    if not output.has_prefill or output.draft_forwards:
-        return None
-    steps = output.steps[1:]
-    plain = [step.seconds for step in steps if step.rows == 1]
-    if min(len(plain), len(steps) - len(plain)) < MIN_PASSES:
-        return None
-    low, high = np.quantile(plain, (0.25, 0.75))
-    if not high < MAX_SPREAD * low:
-        return None
-    mean = sum(plain) / len(plain)
-    return output.tokens_after_prefill * mean / sum(step.seconds for step in steps)
 
 
 def print_figures(notes: Console, line: str) -> None:

@@ -22,7 +22,7 @@ from outpace.api.options import Options, check_options, option_names
 from outpace.api.output import Output
 from outpace.api.pending_answer import Stream
 from outpace.checkpoints.fill import report_load_progress
-from outpace.cli.draw import AnswerPainter, console, replace_file
+from outpace.cli.draw import AnswerPainter, answer_figures, console, replace_file
 from outpace.cli.flags import (
     LOAD_FLAGS,
     PROMPT_FLAGS,
@@ -199,7 +199,7 @@ class ChatTurn:
     @property
     def figures(self) -> str:
         """Statistics of the answer, if it has ended."""
-        return "" if self.output is None else self.output.figures + self.hint
+        return "" if self.output is None else answer_figures(self.output) + self.hint
 
 
 def length_remedy(llm: LLM, options: Options) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.table import Table
@@ -136,6 +137,36 @@ def show_pieces(console: Console, pieces: Iterable[str]) -> None:
     for step, piece in enumerate(pieces):
         print_piece(console, piece, step_colour(step))
     console.print()
+
+
+def answer_figures(output: Output) -> str:
+    """Return the line of figures of an answer, with its gain where the answer measured it."""
+    gain = speed_over_plain(output)
+    return output.figures + ("" if gain is None else f", {gain:.2f} × over one token per forward")
+
+
+MIN_PASSES, MAX_SPREAD = 8, 1.25
+"""Plain and other passes of an answer from which its gain is known, and the ratio of quartiles of
+plain passes above which the machine was too busy."""
+
+
+def speed_over_plain(output: Output) -> float | None:
+    """Return the speed of an answer relative to one token per forward, after the prompt's.
+
+    The time of a plain pass is the mean of those in the same answer. None where too few passes or
+    a busy machine measured it, and with a second model, whose passes slow the plain ones.
+    """
+    if not output.has_prefill or output.draft_forwards:
+        return None
+    steps = output.steps[1:]
+    plain = [step.seconds for step in steps if step.rows == 1]
+    if min(len(plain), len(steps) - len(plain)) < MIN_PASSES:
+        return None
+    low, high = np.quantile(plain, (0.25, 0.75))
+    if not high < MAX_SPREAD * low:
+        return None
+    mean = sum(plain) / len(plain)
+    return output.tokens_after_prefill * mean / sum(step.seconds for step in steps)
 
 
 def show_infilled(console: Console, cloze: InfillParts, output: Output) -> None:

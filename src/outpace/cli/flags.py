@@ -314,7 +314,7 @@ class LoadFlags(FlagGroup):
 def describe_draft(llm: LLM) -> str | None:
     """Return the line on the draft that decodes the model or could; None without one."""
     draft = llm.methods.draft
-    return None if draft is None else draft.describe(llm.name, is_used=draft.is_default)
+    return None if draft is None else draft.describe(llm.name)
 
 
 def report_progress(report: Callable[[str], None], done: int, total: int) -> None:

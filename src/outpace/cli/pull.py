@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from outpace.checkpoints.drafts import local_drafts
+from outpace.checkpoints.drafts import best_local_draft
 from outpace.checkpoints.gguf.file import import_gguf
 from outpace.checkpoints.hub import REPOSITORY_NAME, HubName, find_model, pull_model, remove_model
 from outpace.checkpoints.load import resolve_checkpoint
@@ -27,8 +27,8 @@ def pull(
     hub_name = HubName.parse(model)
     path = resolve_checkpoint(model) if hub_name is None else fetch_gguf(hub_name)
     console.print(f"{model}: {path}", soft_wrap=True)
-    for draft in local_drafts(path):
-        console.print(draft.describe(model, is_used=draft.is_default), style="dim", soft_wrap=True)
+    if (draft := best_local_draft(path)) is not None:
+        console.print(draft.describe(model), style="dim", soft_wrap=True)
 
 
 def rm(model: Annotated[str, Argument(help="ORG/REPO:QUANT of a pulled model.")]) -> None:

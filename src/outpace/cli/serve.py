@@ -93,7 +93,7 @@ def serve(
     try:
         from outpace.server import run, settings
         from outpace.server.logs import start_log
-        from outpace.server.models import check_all_models, log_draft
+        from outpace.server.models import check_all_models, use_default_draft
         from outpace.server.settings import name_models
         from outpace.server.start import bind_socket
     except ImportError as error:
@@ -117,9 +117,9 @@ def serve(
     whole.check_consistency()
     for entry in whole.models.values():
         fetch_model(entry.path)
-    check_all_models(whole.models)
-    for name, entry in whole.models.items():
-        log_draft(name, entry)
+    served = {name: use_default_draft(name, entry) for name, entry in whole.models.items()}
+    whole = whole.model_copy(update={"models": served})
+    check_all_models(served)
     if replicas is not None:
         raise Exit(serve_replicas(whole, replicas, max_replicas))
     if context.obj is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from outpace.checkpoints.drafts import AUTO_DRAFT, LocalDraft, find_local_draft, local_drafts
+from outpace.checkpoints.drafts import AUTO_DRAFT, LocalDraft, best_local_draft, find_local_draft
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import head_name, load_config, target_config
 from outpace.decoding import DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Processor, Request, Target
@@ -301,13 +301,9 @@ class MethodSelector:
 
     @cached_property
     def draft(self) -> LocalDraft | None:
-        """The published draft of a causal model on this machine, looked for once.
-
-        The first that decodes by default, or else the first.
-        """
-        if not isinstance(family_method(self.config), Lookup):
-            return None
-        return min(local_drafts(self.target), key=lambda each: not each.is_default, default=None)
+        """The best published draft of a causal model on this machine, looked for once."""
+        is_causal = isinstance(family_method(self.config), Lookup)
+        return best_local_draft(self.target) if is_causal else None
 
     @cached_property
     def native(self) -> Method:
@@ -318,7 +314,7 @@ class MethodSelector:
         """
         if self.draft is None or not self.draft.is_default:
             return family_method(self.config)
-        LOG.info("%s", self.draft.describe(self.target, is_used=True))
+        LOG.info("%s", self.draft.describe(self.target))
         return make_method(METHODS[self.draft.method], {"draft": self.draft.place, "lookup": True})
 
 

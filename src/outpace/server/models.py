@@ -17,12 +17,11 @@ from outpace.api.llm import LLM
 from outpace.api.loading import resolve_types
 from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import model_title
-from outpace.checkpoints.drafts import local_drafts
 from outpace.checkpoints.load import load_adapter, load_tokenizer, resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
 from outpace.engine.cache import PAGE_SIZE, cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
-from outpace.engine.pairing import check_models, family_method
+from outpace.engine.pairing import MethodSelector, check_models, family_method
 from outpace.errors import OptionError, prefix_error
 from outpace.methods.method import check_type
 from outpace.methods.options import AUTO_METHOD, method_name
@@ -255,12 +254,19 @@ def check_all_models(entries: Mapping[str, Entry]) -> None:
             available_methods(entry)
 
 
-def log_draft(name: str, entry: Entry) -> None:
-    """Log the draft on this machine for a model that decodes without one by default."""
-    if entry.method is None and entry.adapter is None:
-        draft = next(local_drafts(entry.path), None)
-        if draft is not None and draft.name not in entry.further.values():
-            LOG.info("%s", draft.describe(name))
+def use_default_draft(name: str, entry: Entry) -> Entry:
+    """Return the entry of a model with the draft that decodes it by default, if one does.
+
+    As in an `LLM`, for an entry that selects no method. A draft that is found is logged.
+    """
+    if entry.method not in (None, AUTO_METHOD) or entry.methods or entry.options:
+        return entry
+    with name_errors(name):
+        selector = MethodSelector(None, entry.path, entry.read_model_config())
+    if (draft := selector.draft) is None:
+        return entry
+    LOG.info("%s", draft.describe(name))
+    return entry.with_method(selector.native) if draft.is_default else entry
 
 
 def describe_models(entries: Mapping[str, Entry]) -> dict[str, ModelInfo]:

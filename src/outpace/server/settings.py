@@ -143,6 +143,20 @@ class Entry(EntryOptions):
             return dict(self.further)
         return {**self.further, "mtp": self.further.get("mtp", head)}
 
+    def with_method(self, method: Method) -> Entry:
+        """Return the entry with a default method and the models that it names."""
+        roles = {role: resolve_path(name) for role, name in models_of(method, self.path).items()}
+        named = name_role_models(roles, self.further)
+        options = {f.name: getattr(method, f.name) for f in fields(method)} | named
+        # The method's own models come first: they are the defaults of its roles.
+        further = {named[role]: path for role, path in roles.items()} | dict(self.further)
+        changes = {
+            "method": method_name(type(method)),
+            "options": {k: v for k, v in options.items() if v is not None},
+            "further": further,
+        }
+        return parse_section(Entry, dict(self) | changes, self.path)
+
     def load_options(self) -> dict[str, Any]:
         """Return the options of its `LLM`."""
         return self.model_dump(include={*LOAD_OPTIONS})
@@ -214,16 +228,8 @@ def make_entry(
     path: str, method: Method | None, further: Mapping[str, str], loading: Mapping[str, Any]
 ) -> Entry:
     """Return an entry for a model of the command line, with the models its method names."""
-    values: dict[str, Any] = {"path": path, "further": dict(further), **loading}
-    if method is not None:
-        roles = models_of(method, path)
-        options = {f.name: getattr(method, f.name) for f in fields(method)}
-        named = name_role_models(roles, further)
-        options = {k: v for k, v in (options | named).items() if v is not None}
-        # The method's own models come first: they are the defaults of its roles.
-        values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
-        values |= {"method": method_name(type(method)), "options": options}
-    return parse_section(Entry, values, path)
+    entry = parse_section(Entry, {"path": path, "further": dict(further), **loading}, path)
+    return entry if method is None else entry.with_method(method)
 
 
 def build_config(
