@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outpace import Output
-from outpace.cli.answer import speed_over_plain
+from outpace.cli.draw import speed_over_plain
 from outpace.decoding import Step
 from outpace.lab import metrics
 
