@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
 from outpace.cli import app
 from outpace.cli.flags import LoadFlags
 from outpace.lab.side import Side
+from outpace.training.recipe import load_recipe
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -261,8 +263,8 @@ INVALID = [
     ("chat tiny-aux --temperature nan", "temperature"),
     ("train absent.toml", "absent.toml"),
     ("train tiny-ar steps=1.5", "steps"),
-    ("train tiny-ar --plan batch=99999999999", "batch"),
-    ("train tiny-aux --plan --processes 0", "processes"),
+    ("train tiny-ar batch=99999999999", "batch"),
+    ("train tiny-aux --processes 0", "processes"),
     ("generate tiny-aux \udcff", "UTF-8"),
 ]
 """Words of a command, and what its error line names: an argument, a flag, an option or a value."""
@@ -491,7 +493,4 @@ def test_recipes_are_listed_and_shown(outpace, tmp_path):
     status, out, _ = outpace("recipes", "show", "tiny-aux")
     assert status == 0
     (tmp_path / "mine.toml").write_text(out)
-    status, mine, _ = outpace("train", str(tmp_path / "mine.toml"), "--plan")
-    assert status == 0 and "0.87M trained of 0.87M" in mine and "per device" in mine
-    assert outpace("train", "tiny-aux", "--plan")[1].splitlines()[1:] == mine.splitlines()[1:]
-    assert not (tmp_path / "runs").exists()
+    assert load_recipe(tmp_path / "mine.toml") == replace(load_recipe("tiny-aux"), out="runs/mine")

@@ -17,8 +17,7 @@ from outpace.training import weights
 from outpace.training.draft_recipe import choose_layers
 from outpace.training.objectives import MDLM, DFlash, Eagle3
 from outpace.training.optim import Optim
-from outpace.training.plan import plan_recipe
-from outpace.training.recipe import load_recipe, train_recipe
+from outpace.training.recipe import train_recipe
 from outpace.training.trainer import Trainer
 from runs import draft_trainer, losses, write_lines
 from sharded import DRAFT, FUSED, SPARK
@@ -136,7 +135,7 @@ def test_answers_of_another_model_are_refused(tmp_path: Path) -> None:
         train(target="0")
     with pytest.raises(ValueError, match="target"):
         target = f"model.target={ZOO_FOLDER / 'tiny-aux'}"
-        plan_recipe(load_recipe(tmp_path / "recipe.toml", [f"path={data}", target]))
+        train_recipe(tmp_path / "recipe.toml", [f"path={data}", target])
     accepted = "data.other_target=true"
     with pytest.raises(ValueError, match="tokenizer and template"):
         train(accepted, target="0", tokenizer="0", template="0")

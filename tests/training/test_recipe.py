@@ -147,6 +147,11 @@ def test_unusable_values_are_refused(recipe: Path, override: str, name: str) -> 
         load_recipe(recipe, [override])
 
 
+def test_only_drafts_have_a_target() -> None:
+    with pytest.raises(ValueError, match="target .*Qwen2ForCausalLM"):
+        load_recipe("tiny-aux", ["model.target=tiny-ar"]).build_trainer()
+
+
 KINDS = {**SECTIONS, **OBJECTIVES}
 NEEDED = {"held_out": "story:test", "data": "story:train"}
 """Paths that sections require."""

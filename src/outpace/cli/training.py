@@ -20,25 +20,13 @@ def train_command(
         list[str] | None, Argument(help="Overrides key=value, with dotted keys.")
     ] = None,
     processes: Annotated[int, Option(help="Number of processes.")] = 1,
-    plan: Annotated[
-        bool, Option("--plan", help="Print the required resources without training.")
-    ] = False,
 ) -> None:
     """Train with a recipe; a run that was stopped continues from its last checkpoint.
 
     Ctrl-C or SIGTERM stops after the current step and saves a checkpoint; a second one stops at
     once.
     """
-    if not plan:
-        run_training(recipe, overrides or [], processes)
-        return
-    with require_train_extra():
-        from outpace.training.plan import plan_recipe
-        from outpace.training.recipe import load_recipe
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, text in plan_recipe(load_recipe(recipe, overrides or []), processes).describe_lines():
-        table.add_row(name, text)
-    console.print(table)
+    run_training(recipe, overrides or [], processes)
 
 
 def run_training(recipe: str, overrides: Sequence[str], processes: int = 1) -> None:

@@ -71,7 +71,7 @@ def attend(
     GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
-    """Compute one work item of `plan.Plan`: the rows of a tile over some of their slots.
+    """Compute one work item of `RowTiles.work_items`: the rows of a tile over some of their slots.
 
     The grid is items times key heads. Lanes are rows times the heads that share the key head, so
     keys are read once for all of them. An item that covers its whole tile writes `out [T, H, D]`.

@@ -72,16 +72,6 @@ class Loop:
             )
         return replace(self, steps=math.ceil(self.epochs * examples / self.batch))
 
-    def with_batch(self, tokens: float, processes: int) -> Self:
-        """Return the settings with `batch` instead of `self.tokens`.
-
-        `tokens` is the mean length of an example.
-        """
-        if self.tokens is None:
-            return self
-        parts = processes * self.accumulation
-        return replace(self, tokens=None, batch=parts * max(round(self.tokens / tokens / parts), 1))
-
     def micro_batch_size(self, processes: int, longest: int = 1) -> int:
         """Return the number of examples of one micro-batch of one process.
 

@@ -115,11 +115,6 @@ class Objective:
         return False
 
     @property
-    def forward_count(self) -> int:
-        """Number of forwards of the trained model per loss."""
-        return 1
-
-    @property
     def has_fixed_forwards(self) -> bool:
         """Whether the number of forwards is the same for all rows."""
         return True

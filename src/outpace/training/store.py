@@ -227,16 +227,6 @@ def file_path(folder: Path, number: int) -> Path:
     return folder / f"features-{number:06d}.safetensors"
 
 
-def count_missing(folder: str | Path, records: int) -> int:
-    """Return how many records have no file in a folder, without reading the files."""
-    firsts = range(0, records, RECORDS_PER_FILE)
-    return sum(
-        min(RECORDS_PER_FILE, records - first)
-        for first in firsts
-        if not file_path(Path(folder), first // RECORDS_PER_FILE).is_file()
-    )
-
-
 def unscored_rows(example: Example) -> Rows:
     tokens = np.array([*example.prompt, *example.response])
     return next_token_rows(tokens, np.zeros(len(tokens)))

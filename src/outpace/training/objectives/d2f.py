@@ -195,11 +195,6 @@ class D2F(Objective):
         return self.hard < 1
 
     @property
-    def forward_count(self) -> int:
-        """Number of forwards per loss, one per state."""
-        return max(self.unroll, 1)
-
-    @property
     def has_fixed_forwards(self) -> bool:
         """False for unrolled decoding, which stops when all positions are filled."""
         return not self.unroll

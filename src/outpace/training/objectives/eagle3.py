@@ -57,11 +57,6 @@ class Eagle3(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    @property
-    def forward_count(self) -> int:
-        """Number of forwards per loss, one per step."""
-        return self.tokens
-
     def feature_spec(self, config: ModelConfig) -> FeatureSpec:
         """Return the states of the draft's feature layers and of the target's head."""
         return FeatureSpec(config.feature_layers, last=True)
