@@ -33,27 +33,23 @@ class SequencePages(Protocol):
 
 @dataclass(slots=True)
 class RowSpan:
-    """Rows of one sequence in a pass.
-
-    Attributes:
-        rows: range of these rows among all rows of the pass.
-        start: slot of the first row.
-        num_visible: number of slots visible to the last row.
-        visible_ends: end of the visible slots of each row, exclusive; None for causal rows,
-            which see the slots up to their own.
-        pages: memory of the sequence.
-        tree: ancestor masks of draft rows; each of these rows also sees its own slot. None
-            without a tree.
-        settled: slot before which no later forward of the sequence starts.
-    """
+    """Rows of one sequence in a pass."""
 
     rows: slice
+    """Range of these rows among all rows of the pass."""
     start: int
     num_visible: int
+    """Number of slots visible to the last row."""
     visible_ends: list[int] | None
+    """End of the visible slots of each row, exclusive; None for causal rows, which see the slots up
+    to their own."""
     pages: SequencePages
+    """Memory of the sequence."""
     tree: Tree | None = None
+    """Ancestor masks of draft rows; each of these rows also sees its own slot. None without a tree.
+    Ancestor masks of draft rows; each of these rows also sees its own slot. None without a tree."""
     settled: int = 0
+    """Slot before which no later forward of the sequence starts."""
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start
@@ -70,26 +66,23 @@ class RowSpan:
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """T concatenated rows of many sequences, and the C rows of their context.
-
-    Attributes:
-        ids: token ids, `i64[T]`.
-        positions: rotary positions, `i64[T]`.
-        write_slots: physical slots to write, `i64[C + T]`, context first.
-        context: features `[C, f]` and their positions `i64[C]`; None without context.
-        spans: the rows of each sequence and their visible slots.
-        features: `[n, f]` for each span whose rows take features as input; widths may differ.
-        plan_arrays: arrays that the back end needs on the device, each `i64[…]`.
-    """
+    """T concatenated rows of many sequences, and the C rows of their context."""
 
     ids: Tensor
+    """Token ids, `i64[T]`."""
     positions: Tensor
+    """Rotary positions, `i64[T]`."""
     write_slots: Tensor
+    """Physical slots to write, `i64[C + T]`, context first."""
     context: tuple[Tensor, Tensor] | None
+    """Features `[C, f]` and their positions `i64[C]`; None without context."""
     spans: list[RowSpan]
+    """The rows of each sequence and their visible slots."""
     _: KW_ONLY
     features: Sequence[Tensor] = ()
+    """`[n, f]` for each span whose rows take features as input; widths may differ."""
     plan_arrays: Sequence[Tensor] = ()
+    """Arrays that the back end needs on the device, each `i64[…]`."""
 
 
 class Backend(Protocol):

@@ -70,9 +70,6 @@ def select_backend(
         double: whether to attend in float64.
         pad_work: whether to pad the work of the Triton kernel, so that passes have equal shapes
             (needed for CUDA graphs).
-
-    Raises:
-        OptionError: if the requested back end is unavailable.
     """
     like = keys[0]
     check_backend(attention, like.device)

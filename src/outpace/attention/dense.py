@@ -232,20 +232,17 @@ def first_physical_slot(span: RowSpan) -> int:
 
 @dataclass(slots=True)
 class SequenceCall:
-    """Attention call for the rows of one sequence.
-
-    Attributes:
-        rows: range of the rows in the batch.
-        slots: physical slots of the sequence, up to the last visible one.
-        bias: `[n, slots]`, added to the scores; None if all rows see all slots, or are causal.
-        causal: whether the rows are the first of the sequence and see themselves and the rows
-            before them.
-    """
+    """Attention call for the rows of one sequence."""
 
     rows: slice
+    """Range of the rows in the batch."""
     slots: slice | Tensor
+    """Physical slots of the sequence, up to the last visible one."""
     bias: Tensor | None = None
+    """`[n, slots]`, added to the scores; None if all rows see all slots, or are causal."""
     causal: bool = False
+    """Whether the rows are the first of the sequence and see themselves and the rows before them.
+    Whether the rows are the first of the sequence and see themselves and the rows before them."""
 
     @classmethod
     def from_span(cls, span: RowSpan, layer_window: AttentionWindow, like: Tensor) -> SequenceCall:
@@ -291,23 +288,20 @@ class GroupCall:
 
     Their keys form one strided view of the cache, without a copy. The view may cover places without
     a sequence; their results are discarded.
-
-    Attributes:
-        rows: rows in the batch, sequence by sequence, `i64[B * n]`; a slice if contiguous.
-        places: place of each sequence among the J places of the view, `i64[B]`; None if all are
-            used.
-        shape: J, n, and the visible slots per place.
-        first: physical slot at which the view begins.
-        stride: slots between places.
-        bias: `[J, 1, n * H / K, slots]` or broadcastable to it; None if all rows see all slots.
     """
 
     rows: slice | Tensor
+    """Rows in the batch, sequence by sequence, `i64[B * n]`; a slice if contiguous."""
     places: Tensor | None
+    """Place of each sequence among the J places of the view, `i64[B]`; None if all are used."""
     shape: tuple[int, int, int]
+    """J, n, and the visible slots per place."""
     first: int
+    """Physical slot at which the view begins."""
     stride: int
+    """Slots between places."""
     bias: Tensor | None
+    """`[J, 1, n * H / K, slots]` or broadcastable to it; None if all rows see all slots."""
 
     @classmethod
     def from_spans(

@@ -137,26 +137,22 @@ class PagedAttention:
 
 @dataclass(slots=True)
 class LayerLaunch:
-    """Kernel launches of all layers with the same attention window.
-
-    Attributes:
-        grid: how the work is divided.
-        pages: concatenated page tables.
-        bounds: first visible slot and visible end of each row, `i64[2 * T]`; `i64[5 * T]` with
-            trees.
-        items: `i64[8 * n]`, see `plan.RowTiles`.
-        merges: `i64[4 * m]`, see `plan.RowTiles`.
-        sums: partial results of split rows.
-        tops: logarithms of the weights of these partial results.
-    """
+    """Kernel launches of all layers with the same attention window."""
 
     grid: WorkGrid
+    """How the work is divided."""
     pages: Tensor
+    """Concatenated page tables."""
     bounds: Tensor
+    """First visible slot and visible end of each row, `i64[2 * T]`; `i64[5 * T]` with trees."""
     items: Tensor
+    """`i64[8 * n]`, see `plan.RowTiles`."""
     merges: Tensor
+    """`i64[4 * m]`, see `plan.RowTiles`."""
     sums: Tensor
+    """Partial results of split rows."""
     tops: Tensor
+    """Logarithms of the weights of these partial results."""
 
     @classmethod
     def allocate(

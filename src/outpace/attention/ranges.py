@@ -87,9 +87,6 @@ def narrow_to_window(
         own_keys: key of each row itself, `i64[T]`.
         window: number of visible keys; None for all.
         causal: whether to hide the keys after a row's own.
-
-    Raises:
-        ValueError: if a row does not see itself.
     """
     if window is None and not causal:
         return ranges
@@ -112,19 +109,13 @@ def narrow_to_window(
 
 @dataclass(frozen=True, slots=True)
 class DocumentBatch:
-    """Neighbouring documents of equal length and mask, attended in one call.
-
-    Attributes:
-        count: number of documents.
-        length: rows per document.
-        causal: whether the mask is causal.
-        mask: `bool[length, length]`; None if full or causal.
-    """
+    """Neighbouring documents of equal length and mask, attended in one call."""
 
     count: int
     length: int
     causal: bool
     mask: Tensor | None
+    """`bool[length, length]`; None if full or causal."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend with the rows `q [n, H, D]` of all documents over their keys."""

@@ -28,22 +28,6 @@ class TokenAutomaton:
     Strings begin in state 0. Where one may end, a token of `ends` leads to the last state, in
     which everything is padding. Tokens with equal transitions share a class: class 0 leads nowhere,
     the last class is that of `ends`. Classes that lead from one state to another form a bundle.
-
-    Attributes:
-        classes: class of each token, `[V]`.
-        table: target state per state and class, `[S, C]`; -1 where no answer continues.
-        accepts: whether an answer may end in a state, `[S]`.
-        num_open: number of first states that are free text, see `Dfa`.
-        thoughts: states of thoughts, see `Dfa`.
-        tokens_to_end: minimum number of tokens to an accepting state, `[S]`.
-        token_order: tokens sorted by class, `[V]`.
-        class_spans: range of each class in that order.
-        used_classes: classes with tokens.
-        pairs: pairs of states connected by a token, sorted, `[2, P]`.
-        pair_spans: range of the pairs of each source state.
-        pair_bundles: bundle of each pair, `[P]`.
-        bundle_classes: concatenated classes of the bundles.
-        bundle_spans: range of each bundle in `bundle_classes`.
     """
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
@@ -52,27 +36,37 @@ class TokenAutomaton:
         found = ((ids[text[ids]], froms, tos) for ids, froms, tos in vocabulary.token_moves(dfa))
         moves = [move for move in found if len(move[0])]
         self.classes, examples = classify_tokens(moves, vocabulary.size, end)
+        """Class of each token, `[V]`."""
         last = int(self.classes.max()) + 1
         if (end + 1) * (last + 1) > MAX_AUTOMATON_ENTRIES:
             raise TooLargeError(f"it is too large: {end} states and {last} token classes")
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
+        """Whether an answer may end in a state, `[S]`."""
         self.num_open, self.thoughts = dfa.num_open, dfa.thoughts
         numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
         pair_numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
         self.tokens_to_end = end_distances(*np.divmod(pair_numbers, end + 1), self.accepts)
+        """Minimum number of tokens to an accepting state, `[S]`."""
         self.table = np.full((end + 1, last + 1), -1, dtype=np.int32)
+        """Target state per state and class, `[S, C]`; -1 where no answer continues."""
         for tokens, froms, tos in moves:
             self.table[froms[:, None], self.classes[tokens[examples[tokens]]]] = tos[:, None]
         self.table[self.tokens_to_end[self.table] == UNREACHABLE] = -1
         self.add_padding()
         self.token_order = self.classes.argsort(kind="stable")
+        """Tokens sorted by class, `[V]`."""
         self.class_spans = OwnerSpans(self.classes[self.token_order], last + 1)
+        """Range of each class in that order."""
         self.used_classes = np.flatnonzero(self.class_spans.counts)
+        """Classes with tokens."""
         self.pairs, self.pair_bundles, self.bundle_classes, self.bundle_spans = bundle_transitions(
             self.table
         )
+        """Pairs of states that a token connects, sorted, `[2, P]`; the bundle of each pair, `[P]`;
+        the concatenated classes of the bundles, and the range of each bundle in them."""
         self.pair_spans = OwnerSpans(self.pairs[0], end + 1)
+        """Range of the pairs of each source state."""
 
     def add_padding(self) -> None:
         """Let end-of-sequence follow whole strings, and any token follow that."""

@@ -24,18 +24,16 @@ ANY_TEXT = r"[\s\S]*"
 class Hole:
     """A gap in a text that is filled by exactly `tokens` tokens, or by `up_to` tokens.
 
-    Attributes:
-        tokens: exact number of tokens.
-        up_to: maximum number of tokens; exactly one of both is given.
-        regex: regular expression that the text of the hole must match as a whole.
-
     Raises:
         OptionError: if a value is invalid.
     """
 
     tokens: int | None = None
+    """Exact number of tokens."""
     up_to: int | None = None
+    """Maximum number of tokens; exactly one of both is given."""
     regex: str | None = None
+    """Regular expression that the text of the hole must match as a whole."""
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.up_to is None):
@@ -85,11 +83,7 @@ def describe_lengths(automaton: TokenAutomaton, room: int) -> str:
 
 
 def check_template(cloze: Any) -> list[str | Hole]:
-    """Return the non-empty parts of a template.
-
-    Raises:
-        OptionError: if a part is neither text nor a hole, or there is no hole.
-    """
+    """Return the non-empty parts of a template."""
     if isinstance(cloze, str | bytes) or not isinstance(cloze, Sequence):
         raise OptionError("cloze", cloze, "must be a list of text and holes")
     for number, part in enumerate(cloze):
@@ -133,10 +127,6 @@ class InfillConstraint:
             ends: tokens that end an answer.
             sequential: whether the method commits from left to right.
             wait: whether to wait for the compilation of regular expressions.
-
-        Raises:
-            OptionError: if nothing can fill a hole, with its name.
-            NotCompiledError: without `wait`, if a regular expression has not been compiled yet.
         """
         mask_id = -1 if compiler.mask_id is None else compiler.mask_id
         if not wait and not all(

@@ -48,9 +48,6 @@ def constraint_rule(
         regex: regular expression.
         choices: list of strings.
         grammar: Lark grammar.
-
-    Raises:
-        OptionError: if the value is invalid or there are two constraints.
     """
     values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     given = [name for name, value in values.items() if value is not None]
@@ -116,11 +113,7 @@ class HoleAutomaton(TokenAutomaton):
         return UNREACHABLE
 
     def can_finish(self, room: int, thoughts: int | None = None) -> StateFlags:
-        """Return the states `[S]` from which exactly `room` places can be filled; no thoughts.
-
-        Raises:
-            TooLargeError: if this takes too long.
-        """
+        """Return the states `[S]` from which exactly `room` places can be filled; no thoughts."""
         if room < 0:
             return np.zeros_like(self.accepts)
         if room >= len(self.rooms):
@@ -316,11 +309,6 @@ class Compiler:
             thoughts: format of thoughts before the answer, or None if there are none.
             max_thoughts: maximum number of tokens before the text that ends thoughts, or None.
             calls: format of calls of tools, for a rule of `tools`.
-
-        Raises:
-            OptionError: if the rule is malformed, unsupported, too large or unsatisfiable, or
-                if the shortest answer exceeds the limit.
-            NotCompiledError: without `wait`, if the rule has not been compiled yet.
         """
         name, _ = rule
         key = RuleKey(rule, sequential, size, ends, thoughts, calls)

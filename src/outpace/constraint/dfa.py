@@ -33,28 +33,21 @@ IndexArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dfa:
-    """A deterministic automaton; strings begin in state 0.
-
-    Attributes:
-        table: target state per state and byte, `[S, 256]`; -1 where no text continues.
-        accepts: whether a string may end in a state, `[S]`.
-        num_open: number of first states in which a string is free text. It may end there, and an
-            answer that reaches its limit there is cut off.
-        thoughts: states of thoughts; those after them are of the answer.
-    """
+    """A deterministic automaton; strings begin in state 0."""
 
     table: TransitionTable
+    """Target state per state and byte, `[S, 256]`; -1 where no text continues."""
     accepts: StateFlags
+    """Whether a string may end in a state, `[S]`."""
     num_open: int = 0
+    """Number of first states in which a string is free text. It may end there, and an answer that
+    reaches its limit there is cut off."""
     thoughts: range = range(0)
+    """States of thoughts; those after them are of the answer."""
 
     @classmethod
     def from_pattern(cls, pattern: str, *, room: TextRoom = None) -> Dfa:
-        """Return the automaton of a regular expression.
-
-        Raises:
-            ValueError: as `pattern_nfa`, or if no text matches.
-        """
+        """Return the automaton of a regular expression."""
         dfa = determinize_nfa(pattern_nfa(pattern, room=room))
         if not len(dfa.table):
             raise ValueError("no text matches it")
@@ -62,11 +55,7 @@ class Dfa:
 
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> Dfa:
-        """Return the automaton of some strings, as a prefix tree.
-
-        Raises:
-            TooLargeError: if they are too many or too long.
-        """
+        """Return the automaton of some strings, as a prefix tree."""
         rows: list[dict[int, int]] = [{}]
         whole = set()
         for text in texts:
@@ -178,9 +167,6 @@ def determinize_nfa(net: Nfa, budget: StepBudget | None = None) -> Dfa:
     Args:
         net: The NFA.
         budget: Work that is left, by default `MAX_DETERMINIZE_STEPS`.
-
-    Raises:
-        TooLargeError: if it has too many states (Rabin and Scott, 1959: up to 2^n).
     """
     budget = budget or StepBudget()
     budget.spend(len(net.edges))

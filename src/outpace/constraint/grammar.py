@@ -70,15 +70,12 @@ def lower_priority() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrammarVocabulary:
-    """The tokens of a model for llguidance, shared by all grammars.
-
-    Attributes:
-        tokens: the vocabulary, which takes tens of MiB.
-        eos: token that ends answers in `tokens`; never text.
-    """
+    """The tokens of a model for llguidance, shared by all grammars."""
 
     tokens: Any
+    """The vocabulary, which takes tens of MiB."""
     eos: int
+    """Token that ends answers in `tokens`; never text."""
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, size: int, eos: int) -> GrammarVocabulary:
@@ -93,16 +90,13 @@ class GrammarVocabulary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """A compiled grammar; `matcher` is in its initial state.
-
-    Attributes:
-        cached_bytes: Approximate memory that it holds, without the vocabulary.
-    """
+    """A compiled grammar; `matcher` is in its initial state."""
 
     matcher: Any
     eos: int
     ends: frozenset[int]
     cached_bytes: int
+    """Approximate memory that it holds, without the vocabulary."""
 
     @classmethod
     def from_source(
@@ -121,10 +115,6 @@ class CompiledGrammar:
             vocabulary: tokens of the model.
             ends: tokens that end an answer.
             options: options of llguidance's schema compiler.
-
-        Raises:
-            TooLargeError: if the grammar exceeds a limit.
-            ValueError: with the message of llguidance if it cannot compile the source.
         """
         if kind == "grammar":
             check_grammar(source)

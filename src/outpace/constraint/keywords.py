@@ -83,11 +83,7 @@ def refuse_keyword(what: str, at: str, kind: str | None = None) -> NoReturn:
 
 
 def require_type(value: Any, kind: Any, what: str) -> Any:
-    """Return a value of a type.
-
-    Raises:
-        ValueError: if it has another type, with the name of the keyword.
-    """
+    """Return a value of a type."""
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{what} is invalid: {value!r}")
     return value
@@ -130,12 +126,7 @@ class SchemaReader:
             raise TooLargeError(f"it is too large: it has more than {MAX_SCHEMA_VALUES} values")
 
     def combine_schemas(self, schemas: Iterable[SubSchema]) -> list[SchemaCase]:
-        """Return the cases of a value for which all schemas hold; it is valid if one case holds.
-
-        Raises:
-            ValueError: if a schema is invalid.
-            UnsupportedError: if a keyword is not supported.
-        """
+        """Return the cases of a value for which all schemas hold; it is valid if one case holds."""
         found: list[SchemaCase] = [()]
         for schema in schemas:
             found = self.cross_cases(found, self.schema_cases(schema))
@@ -253,11 +244,7 @@ def named_types(schema: SubSchema) -> set[str]:
 
 
 def listed_values(case: SchemaCase) -> list[Any] | None:
-    """Return the values that a case lists and allows; None if it lists none.
-
-    Raises:
-        UnsupportedError: for an array or object among them.
-    """
+    """Return the values that a case lists and allows; None if it lists none."""
     found: list[Any] | None = None
     for schema in case:
         own = []

@@ -93,18 +93,16 @@ class GrammarReader:
     """Collects which names each definition refers to, in order.
 
     A line begins a definition if its first name is followed by a colon outside brackets.
-
-    Attributes:
-        references: names in each definition.
-        first: first name of the line, before its colon.
-        current: name of the definition.
-        depth: nesting of brackets.
     """
 
     references: dict[str, list[str]] = field(default_factory=dict)
+    """Names in each definition."""
     first: str = ""
+    """First name of the line, before its colon."""
     current: str = ""
+    """Name of the definition."""
     depth: int = 0
+    """Nesting of brackets."""
 
     def read_symbol(self, kind: str, symbol: str) -> None:
         """Add one symbol."""
@@ -154,15 +152,11 @@ class GrammarReader:
 
 
 class SchemaSize(NamedTuple):
-    """Upper bounds of a schema after llguidance has expanded it.
-
-    Attributes:
-        cases: alternatives.
-        parts: parts of all of them.
-    """
+    """Upper bounds of a schema after llguidance has expanded it."""
 
     cases: int = 1
     parts: int = 1
+    """Parts of all of them."""
 
     def intersect(self, other: SchemaSize) -> SchemaSize:
         """Return the size of a value for which two schemas hold."""
@@ -183,11 +177,7 @@ class SchemaSizes:
         self.measured: dict[str, SchemaSize] = {}
 
     def measure(self, value: Any, *, expands: bool = False) -> SchemaSize:
-        """Return the size of a part, where `$ref` is replaced by its target if that is needed.
-
-        Raises:
-            TooLargeError: if the whole is too large.
-        """
+        """Return the size of a part, where `$ref` is replaced by its target if that is needed."""
         size = SchemaSize()
         if isinstance(value, list):
             for part in value:

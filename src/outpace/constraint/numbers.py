@@ -273,12 +273,7 @@ def exact_decimal(value: float) -> Decimal:
 
 
 def number_step(case: SchemaCase) -> int | None:
-    """Return the step of which a number must be a multiple, if any.
-
-    Raises:
-        UnsupportedError: for a fraction, because validators that divide by it find that 0.07 is no
-            multiple of 0.01.
-    """
+    """Return the step of which a number must be a multiple, if any."""
     found = None
     for schema in case:
         if "multipleOf" not in schema.value:

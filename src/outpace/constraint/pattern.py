@@ -172,16 +172,12 @@ TextRoom = tuple[int, int] | None
 
 @dataclass(slots=True)
 class Nfa:
-    """A nondeterministic automaton over bytes; strings begin in state 0.
-
-    Attributes:
-        edges: byte ranges and target states of each state.
-        epsilon_edges: target states of each state without a byte.
-        end: accepting state.
-    """
+    """A nondeterministic automaton over bytes; strings begin in state 0."""
 
     edges: list[list[tuple[CodeRange, int]]] = field(default_factory=lambda: [[]])
+    """Byte ranges and target states of each state."""
     epsilon_edges: list[list[int]] = field(default_factory=lambda: [[]])
+    """Target states of each state without a byte."""
     end: int = 0
 
     def add_state(self) -> int:
@@ -195,13 +191,7 @@ class Nfa:
 
 
 def pattern_nfa(pattern: str, *, room: TextRoom = None) -> Nfa:
-    """Return the NFA of what `re.fullmatch` of a pattern matches.
-
-    Raises:
-        UnsupportedError: if the pattern uses an unsupported construct.
-        TooLargeError: if the NFA is too large.
-        ValueError: if the pattern is malformed or clearly exceeds `room`.
-    """
+    """Return the NFA of what `re.fullmatch` of a pattern matches."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise TooLargeError(
             f"it is too large: {len(pattern)} characters, but at most "

@@ -199,9 +199,6 @@ def piece_dfa(piece: JsonPiece, budget: StepBudget | None = None) -> Dfa:
     Args:
         piece: The piece.
         budget: Work that is left, see `determinize_nfa`.
-
-    Raises:
-        TooLargeError: if it is too large.
     """
     net = Nfa()
     net.end = piece.add_to_nfa(net, 0)

@@ -24,17 +24,7 @@ MAX_SET_BYTES = 64 * 2**20
 
 
 class StateMoves:
-    """Transitions from one set of states to another, by any token or one class.
-
-    Attributes:
-        bundles: bundle of classes of each move, `[n]`; empty if a class is given.
-        tos: index of each target among all target states, `[n]`.
-        begins, ends: range of the moves of each source state, `[s]`.
-        owners: index of the source state of each move, `[n]`.
-        is_deterministic: whether each source state has one move.
-        single: the only source state, or -1.
-        count: number of target states.
-    """
+    """Transitions from one set of states to another, by any token or one class."""
 
     def __init__(
         self, automaton: TokenAutomaton, heads: StateFlags, tails: StateFlags, kind: int
@@ -45,15 +35,22 @@ class StateMoves:
         which, targets = which[live], targets[live]
         self.automaton = automaton
         self.bundles = automaton.pair_bundles[places[live]] if kind == HOLE_CLASS else which[:0]
+        """Bundle of classes of each move, `[n]`; empty if a class is given."""
         self.begins = np.flatnonzero(np.diff(which, prepend=-1))
         self.ends: IndexArray = np.append(self.begins, len(which))[1:]
+        """End of the moves of each source state, `[s]`."""
         self.owners = np.repeat(np.arange(len(self.begins)), self.ends - self.begins)
+        """Index of the source state of each move, `[n]`."""
         self.is_deterministic = len(self.begins) == len(which)
+        """Whether each source state has one move."""
         self.single = int(states[which[0]]) if len(self.begins) == 1 else -1
+        """The only source state, or -1."""
         found = np.zeros(len(tails), dtype=bool)
         found[targets] = True
         self.tos = (found.cumsum() - 1)[targets]
+        """Index of each target among all target states, `[n]`."""
         self.count = int(found.sum())
+        """Number of target states."""
         self.mask: Tensor | None = None
 
     @property
@@ -273,21 +270,18 @@ LOG_ZERO = -1e38
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HoleSegment:
-    """Consecutive places of an answer: holes and the tokens between them.
-
-    Attributes:
-        steps: moves from place to place; a single state is possible before the first.
-        holes: whether each place is a hole.
-        rows: row that predicts each hole, or -1.
-        slots: slot of each hole.
-        read: how the tokens are read.
-    """
+    """Consecutive places of an answer: holes and the tokens between them."""
 
     steps: Sequence[StateMoves]
+    """Moves from place to place; a single state is possible before the first."""
     holes: Sequence[bool]
+    """Whether each place is a hole."""
     rows: Sequence[int]
+    """Row that predicts each hole, or -1."""
     slots: Sequence[int]
+    """Slot of each hole."""
     read: Sample
+    """How the tokens are read."""
 
     @property
     def automaton(self) -> TokenAutomaton:
@@ -307,9 +301,6 @@ def complete_segments(stretches: Sequence[HoleSegment], logits: Tensor, tokens: 
     sampling from left to right (Dang and Ermon, 2026), with the noise of a separate step. If top-p,
     top-k and min-p leave no fitting tokens, they are not applied. Holes without a prediction count
     as uniform.
-
-    Raises:
-        ArithmeticError: if logits are not finite.
     """
     groups: dict[tuple[int, bool, int], list[HoleSegment]] = {}
     sizes: Counter[tuple[int, bool]] = Counter()
@@ -379,11 +370,6 @@ class HoleDistributions:
         automaton: automaton of the answers.
         log_weights: log weights of tokens, `[h, V]`.
         draws: three uniform numbers per hole, `[3, h]`, or None to take the best tokens.
-
-    Attributes:
-        values: log weights of tokens by class, `[h, V]`.
-        weights: log weight of each class, `[h, C]`; that of its best token without `draws`.
-        sums: log weight of each bundle, `[h, B]`, likewise.
     """
 
     def __init__(
@@ -392,14 +378,17 @@ class HoleDistributions:
         self.automaton = automaton
         self.draws = draws
         self.values = log_weights.cpu().numpy().take(automaton.token_order, axis=1)
+        """Log weights of tokens by class, `[h, V]`."""
         some, inside = automaton.used_classes, automaton.bundle_spans
         self.weights = np.full(
             (len(log_weights), automaton.table.shape[1]), -np.inf, dtype=np.float32
         )
+        """Log weight of each class, `[h, C]`; that of its best token without `draws`."""
         self.weights[:, some] = self.reduce_groups(self.values, automaton.class_spans.counts[some])
         self.sums = self.reduce_groups(
             self.weights.take(automaton.bundle_classes, axis=1), inside.counts
         )
+        """Log weight of each bundle, `[h, B]`, likewise."""
 
     def reduce_groups(self, values: LogWeights, sizes: IndexArray) -> LogWeights:
         begins = sizes.cumsum() - sizes

@@ -64,11 +64,6 @@ def schema_dfa(schema: Any, room: TextRoom = None, *, loose: bool = False) -> Df
 
     Properties are in order, with at most one space after commas and colons. With `loose`, strings
     and arrays may exceed a large upper count.
-
-    Raises:
-        UnsupportedError: with the keyword and its place.
-        TooLargeError: if the automaton is too large.
-        ValueError: if the schema is invalid, unsatisfiable or clearly exceeds `room`.
     """
     writer = SchemaWriter(SchemaReader(schema), StepBudget(MAX_PART_STEPS), loose)
     piece = writer.write_value([SubSchema(schema, "#")])

@@ -247,11 +247,7 @@ def schema_pattern_dfa(schema: SubSchema, budget: StepBudget | None) -> Dfa:
 
 
 def search_pattern_dfa(text: str, at: str, budget: StepBudget | None) -> Dfa:
-    """Return the automaton of strings that contain a match of the pattern at a place.
-
-    Raises:
-        ValueError: as `search_dfa`, with the pattern and the place.
-    """
+    """Return the automaton of strings that contain a match of the pattern at a place."""
     try:
         return search_dfa(text, budget=budget)
     except UnsupportedError as error:

@@ -18,21 +18,17 @@ MAX_GAP = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ThoughtFormat:
-    """How a model writes thoughts: `begin thoughts end answer`, or `direct answer`.
-
-    Attributes:
-        name: Name of the format.
-        begin: Text before the thoughts; empty if the prompt ends with it.
-        end: Text between the thoughts and the answer.
-        direct: Text before an answer without thoughts.
-        required: Texts that a chat template of this format contains.
-    """
+    """How a model writes thoughts: `begin thoughts end answer`, or `direct answer`."""
 
     name: str
     begin: str
+    """Text before the thoughts; empty if the prompt ends with it."""
     end: str
+    """Text between the thoughts and the answer."""
     direct: str = ""
+    """Text before an answer without thoughts."""
     required: tuple[str, ...]
+    """Texts that a chat template of this format contains."""
 
     def after_prompt(self, prompt: str) -> ThoughtFormat | None:
         """Return the format of an answer after the last characters of a prompt.

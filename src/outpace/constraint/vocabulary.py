@@ -26,19 +26,16 @@ PrefixGroups = dict[bytes, tuple[IndexArray, list[IndexArray], list[IndexArray]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixLevel:
-    """Token prefixes of one length: a level of the prefix tree.
-
-    Attributes:
-        letters: last byte of each prefix, `[n]`.
-        longer: range of the extensions of each prefix in the next level.
-        whole: range of the tokens equal to each prefix among `tokens`.
-        tokens: tokens that end in this level.
-    """
+    """Token prefixes of one length: a level of the prefix tree."""
 
     letters: IndexArray
+    """Last byte of each prefix, `[n]`."""
     longer: OwnerSpans
+    """Range of the extensions of each prefix in the next level."""
     whole: OwnerSpans
+    """Range of the tokens equal to each prefix among `tokens`."""
     tokens: IndexArray
+    """Tokens that end in this level."""
 
 
 class OwnerSpans:
@@ -92,9 +89,6 @@ class Vocabulary:
 
         Prefixes are walked together while they lead from state to state alike, and so are states
         with equal transitions.
-
-        Raises:
-            TooLargeError: if too much work remains.
         """
         labels, kinds = equal_bytes(dfa.table)
         states = np.arange(len(dfa.table))
@@ -158,11 +152,7 @@ def equal_bytes(table: TransitionTable) -> tuple[IndexArray, IndexArray]:
 
 
 def token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
-    """Return the bytes of the first `size` tokens; None for special and missing tokens.
-
-    Raises:
-        ValueError: if the tokens of the tokenizer do not represent bytes.
-    """
+    """Return the bytes of the first `size` tokens; None for special and missing tokens."""
     kinds, added = tokenizer.decoder_types, tokenizer.added_tokens_decoder
     if kinds.isdisjoint({"ByteLevel", "ByteFallback"}):
         raise ValueError(

@@ -10,21 +10,18 @@ from outpace.decoding.request import Request
 
 
 class Canvas:
-    """Tokens and holes, slot by slot from 0.
-
-    Attributes:
-        ids: input of the model: a token, or the mask in a hole.
-        holes: slots of the holes, in order. A mask token in a prompt is a token, not a hole.
-        fixed_tokens: tokens of slots that are not holes when they are appended.
-    """
+    """Tokens and holes, slot by slot from 0."""
 
     def __init__(
         self, ids: Iterable[int], mask_id: int, fixed_tokens: Mapping[int, int] | None = None
     ) -> None:
         self.ids = list(ids)
+        """Input of the model: a token, or the mask in a hole."""
         self.mask_id = mask_id
         self.holes: list[int] = []
+        """Slots of the holes, in order. A mask token in a prompt is a token, not a hole."""
         self.fixed_tokens = fixed_tokens or {}
+        """Tokens of slots that are not holes when they are appended."""
         self.logprobs = [0.0] * len(self.ids)
 
     @classmethod

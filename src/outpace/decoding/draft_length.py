@@ -15,19 +15,15 @@ CyclePasses = Sequence[tuple[str, float, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRange:
-    """Range of a draft length (or parallelism): numbers of tokens that a cycle may propose.
-
-    Attributes:
-        values: allowed numbers, rising, from the least parallel to the one of the options.
-        passes: passes of a cycle that proposes this many tokens, of which this mean number is
-            accepted.
-        nested: whether a longer draft begins with the shorter one, so that its acceptance also
-            measures that of all shorter ones.
-    """
+    """Range of a draft length (or parallelism): numbers of tokens that a cycle may propose."""
 
     values: Sequence[int]
+    """Allowed numbers, rising, from the least parallel to the one of the options."""
     passes: Callable[[int, float], CyclePasses]
+    """Passes of a cycle that proposes this many tokens, of which this mean number is accepted."""
     nested: bool = True
+    """Whether a longer draft begins with the shorter one, so that its acceptance also measures that
+    of all shorter ones."""
 
 
 def halving_values(least: int, most: int) -> list[int]:
@@ -39,15 +35,12 @@ def halving_values(least: int, most: int) -> list[int]:
 
 
 class Pace(Protocol):
-    """Controller of the draft length for all requests of a method.
-
-    Attributes:
-        cycles: passes of the target so far.
-        paused_until: cycle before which a request that does not draft requests no new length.
-    """
+    """Controller of the draft length for all requests of a method."""
 
     cycles: int
+    """Passes of the target so far."""
     paused_until: int
+    """Cycle before which a request that does not draft requests no new length."""
 
     def set_requests(self, requests: int) -> None:
         """Set the number of running requests."""

@@ -40,47 +40,45 @@ class Forward:
     The n rows are stored in slots `start … start + n - 1`. Then every row reads the slots below its
     visible end. There is no commit and no rollback: to keep what was written, start the next
     forward later; to discard it, start earlier.
-
-    Attributes:
-        ids: n token ids, in slot order.
-        start: row i is stored in slot `start + i`.
-        pattern: which of these rows each row sees.
-        positions: rotary positions; `start, start + 1, …` by default.
-        visible_end: first slot that the last block of a FULL or block pattern does not see; `start
-            + n` by default.
-        predict: slots whose tokens are wanted; the one after the last row by default.
-        predict_from: for each of them, the slot that holds the row which predicts it; by default
-            the one given by the model's shift.
-        read: how logits become tokens and scores.
-        model: role of the model that runs it.
-        context: `[c, f]` features of the target for the slots `start - c … start - 1` of a draft;
-            their positions are their slots.
-        features: `[n, f]` of the target, or `[n, dim]` of the draft itself, which an EAGLE or fused
-            draft combines with the tokens, row by row.
-        features_for: role of the draft that needs the hidden states of these rows, if any.
-        branches: for each wanted slot, the tokens proposed between the text and it, where the rows
-            are not the text in order.
-        first_slot: first slot that is written, context included.
-        end: first slot after the rows.
-        num_visible: number of slots that the last row sees.
     """
 
     ids: Sequence[int]
+    """N token ids, in slot order."""
     start: int
+    """Row i is stored in slot `start + i`."""
     pattern: Pattern = CAUSAL
+    """Which of these rows each row sees."""
     positions: Sequence[int] | None = None
+    """Rotary positions; `start, start + 1, …` by default."""
     visible_end: int | None = None
+    """First slot that the last block of a FULL or block pattern does not see; `start + n` by
+    default."""
     predict: Sequence[int] | None = None
+    """Slots whose tokens are wanted; the one after the last row by default."""
     predict_from: Sequence[int] | None = None
+    """For each of them, the slot that holds the row which predicts it; by default the one given by
+    the model's shift."""
     read: Read = GREEDY
+    """How logits become tokens and scores."""
     model: str = "target"
+    """Role of the model that runs it."""
     context: Tensor | None = None
+    """`[c, f]` features of the target for the slots `start - c … start - 1` of a draft; their
+    positions are their slots."""
     features: Tensor | None = None
+    """`[n, f]` of the target, or `[n, dim]` of the draft itself, which an EAGLE or fused draft
+    combines with the tokens, row by row."""
     features_for: str | None = None
+    """Role of the draft that needs the hidden states of these rows, if any."""
     branches: Sequence[Sequence[int]] | None = None
+    """For each wanted slot, the tokens proposed between the text and it, where the rows are not the
+    text in order."""
     first_slot: int = field(init=False, repr=False)
+    """First slot that is written, context included."""
     end: int = field(init=False, repr=False)
+    """First slot after the rows."""
     num_visible: int = field(init=False, repr=False)
+    """Number of slots that the last row sees."""
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.ids)
@@ -245,23 +243,19 @@ class Forward:
 
 @dataclass(slots=True, kw_only=True)
 class Prediction:
-    """Result of a forward: one entry for each of the r wanted slots.
-
-    Attributes:
-        tokens: `[r]` token ids, on the host.
-        scores: `f32[r]` on the host for each score that the read requests.
-        top: ids and log-probabilities of the most probable tokens, `f64[2, count, r]` on the host,
-            where the request wants them.
-        logits: `[r, vocab]` on the device, where the read keeps them.
-        features: `[n, f]` on the device: hidden states of all n rows, where the forward requests
-            them.
-    """
+    """Result of a forward: one entry for each of the r wanted slots."""
 
     tokens: list[int]
+    """`[r]` token ids, on the host."""
     scores: Mapping[Score, FloatArray] = field(default_factory=dict)
+    """`f32[r]` on the host for each score that the read requests."""
     top: np.ndarray[Any, np.dtype[np.float64]] | None = None
+    """Ids and log-probabilities of the most probable tokens, `f64[2, count, r]` on the host, where
+    the request wants them."""
     logits: Tensor | None = None
+    """`[r, vocab]` on the device, where the read keeps them."""
     features: Tensor | None = None
+    """`[n, f]` on the device: hidden states of all n rows, where the forward requests them."""
 
     @property
     def logprobs(self) -> list[float] | None:

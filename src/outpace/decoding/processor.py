@@ -94,15 +94,12 @@ TopTokens = Sequence[tuple[int, float]]
 
 
 class TokenLogprob(float):
-    """Log-probability of a token.
-
-    Attributes:
-        top: The most probable tokens of its slot.
-        rank: 1 for the most probable token of its slot, and so on; None if it was not computed.
-    """
+    """Log-probability of a token."""
 
     top: TopTokens
+    """The most probable tokens of its slot."""
     rank: int | None
+    """1 for the most probable token of its slot, and so on; None if it was not computed."""
 
     def __new__(cls, value: float, top: TopTokens, rank: int | None = None) -> TokenLogprob:
         found = super().__new__(cls, value)

@@ -64,98 +64,88 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(slots=True)
 class Step:
-    """Trace entry: one forward of one sequence.
-
-    Attributes:
-        model: role of the model that ran.
-        start: slot of the first row.
-        rows: number of rows in the forward.
-        visible: number of slots that the last row attended to.
-        committed: number of tokens committed from its prediction.
-        seconds: wall time of the pass, shared by all requests of the batch.
-        pattern: attention pattern of the rows; "tree" for any tree.
-        holes: runs of slots that were masks.
-        draft_length: tokens that the cycle of this forward was to propose, where a `Pace` decided.
-        drafted: number of draft tokens that this forward verified.
-        accepted: number of those that were committed.
-        cached: number of leading rows that did not run, since the prefix cache had them.
-    """
+    """Trace entry: one forward of one sequence."""
 
     model: str
+    """Role of the model that ran."""
     start: int
     rows: int
     visible: int
+    """Number of slots that the last row attended to."""
     committed: int
+    """Number of tokens committed from its prediction."""
     seconds: float
+    """Wall time of the pass, shared by all requests of the batch."""
     pattern: Literal["causal", "full", "tree"] | tuple[int, ...] = "causal"
+    """Attention pattern of the rows; "tree" for any tree."""
     holes: tuple[range, ...] = ()
+    """Runs of slots that were masks."""
     draft_length: int | None = None
+    """Tokens that the cycle of this forward was to propose, where a `Pace` decided."""
     drafted: int = 0
+    """Number of draft tokens that this forward verified."""
     accepted: int = 0
+    """Number of those that were committed."""
     cached: int = field(default=0, compare=False)
+    """Number of leading rows that did not run, since the prefix cache had them."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """Prompt, committed tokens, limits and trace of one request.
-
-    Attributes:
-        eos: end-of-sequence tokens of the model, which a method may look for anywhere in a canvas.
-        stop_ids: tokens that end the answer when committed. Methods must not use them, since the
-            tokens before one must not depend on it.
-        min_tokens: among the first `min_tokens`, a token of `stop_ids` is part of the answer.
-        target: properties of the target model that methods may use.
-        logprobs: whether the log-probability of each token is wanted; they are stored in `scores`.
-        top_logprobs: number of most probable tokens that each log-probability has, see
-            `TokenLogprob`.
-        prompt_logprobs: number of most probable tokens wanted with the log-probability of each
-            token of the prompt; None if these are not wanted.
-        prompt_scores: log-probabilities of the prompt's tokens after the first, once known.
-        choices: tokens of each text whose log-probability after the prompt is wanted.
-        choice_scores: log-probabilities of `choices`, once known.
-        processors: logits processors, applied before the logits are read.
-        canvas: working text of an out-of-order method, slot by slot, for progress reports; holes
-            are the mask.
-        constraint: constraint on the whole answer.
-        fixed_tokens: tokens of the answer that are fixed in advance, by slot.
-        is_infill: whether every slot up to the limit is to be filled, as in an infill template.
-        shared_answers: answers of earlier requests to the same models.
-        pace: controller of the draft length, shared by all requests of the method; None where the
-            options fix it.
-        cycle_length: tokens that the present cycle proposes under `pace`.
-        cycle_start: slots before the present cycle.
-        finish_reason: why the request ended; None while it runs.
-        end_token: the end-of-sequence or stop id that ended it; -1 without one.
-        ids: prompt and committed tokens.
-    """
+    """Prompt, committed tokens, limits and trace of one request."""
 
     prompt: list[int]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     eos: frozenset[int] = frozenset()
+    """End-of-sequence tokens of the model, which a method may look for anywhere in a canvas."""
     stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer when committed. Methods must not use them, since the tokens before
+    one must not depend on it."""
     min_tokens: int = 0
+    """Among the first `min_tokens`, a token of `stop_ids` is part of the answer."""
     target: Target = Target()
+    """Properties of the target model that methods may use."""
     logprobs: bool = False
+    """Whether the log-probability of each token is wanted; they are stored in `scores`."""
     top_logprobs: int = 0
+    """Number of most probable tokens that each log-probability has, see `TokenLogprob`."""
     prompt_logprobs: int | None = None
+    """Number of most probable tokens wanted with the log-probability of each token of the prompt;
+    None if these are not wanted."""
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    """Log-probabilities of the prompt's tokens after the first, once known."""
     choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Tokens of each text whose log-probability after the prompt is wanted."""
     choice_scores: dict[str, float] = field(default_factory=dict)
+    """Log-probabilities of `choices`, once known."""
     processors: tuple[Processor, ...] = ()
+    """Logits processors, applied before the logits are read."""
     canvas: Sequence[int] = ()
+    """Working text of an out-of-order method, slot by slot, for progress reports; holes are the
+    mask."""
     constraint: Constraint | None = None
     fixed_tokens: Mapping[int, int] = field(default_factory=dict)
+    """Tokens of the answer that are fixed in advance, by slot."""
     is_infill: bool = False
+    """Whether every slot up to the limit is to be filled, as in an infill template."""
     shared_answers: SharedAnswers | None = None
+    """Answers of earlier requests to the same models."""
     pace: Pace | None = None
+    """Controller of the draft length, shared by all requests of the method; None where the options
+    fix it."""
     finish_reason: FinishReason | None = None
+    """Why the request ended; None while it runs."""
     trace: list[Step] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     cycle_length: int | None = field(default=None, init=False)
+    """Tokens that the present cycle proposes under `pace`."""
     cycle_start: int = field(default=0, init=False)
+    """Slots before the present cycle."""
     end_token: int = field(default=-1, init=False)
+    """The end-of-sequence or stop id that ended it; -1 without one."""
     ids: list[int] = field(init=False)
+    """Prompt and committed tokens."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)

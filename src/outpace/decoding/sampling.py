@@ -227,19 +227,16 @@ GroupReader = Callable[[Tensor, slice], Readout]
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """How the logits of a forward become tokens. Reads of one type are run together.
-
-    Attributes:
-        keep: whether the raw logits stay on the device as `Prediction.logits`.
-        scores: further scores, each of which costs another pass over the vocabulary.
-        top_logprobs: number of most probable tokens to return; None for that of the request.
-        is_given: whether the tokens are given, so that the processors of a request do not apply.
-    """
+    """How the logits of a forward become tokens. Reads of one type are run together."""
 
     keep: bool = False
+    """Whether the raw logits stay on the device as `Prediction.logits`."""
     scores: tuple[Score, ...] = ()
+    """Further scores, each of which costs another pass over the vocabulary."""
     top_logprobs: int | None = None
+    """Number of most probable tokens to return; None for that of the request."""
     is_given: bool = False
+    """Whether the tokens are given, so that the processors of a request do not apply."""
 
     @property
     def needs_all_rows(self) -> bool:

@@ -36,21 +36,17 @@ class Sampling:
 
     Each filter applies to the whole distribution, and a token must pass all of them.
 
-    Attributes:
-        temperature: divisor of the logits.
-        top_p: drops a token if the more probable ones already hold more than this mass.
-        top_k: keeps the k most probable tokens; None keeps all.
-        min_p: keeps tokens with at least this share of the highest probability.
-        seed: seed of the noise.
-
     Raises:
         OptionError: a value is out of range.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
+    """Drops a token if the more probable ones already hold more than this mass."""
     top_k: int | None = None
+    """Keeps the k most probable tokens; None keeps all."""
     min_p: float = 0.0
+    """Keeps tokens with at least this share of the highest probability."""
     seed: int = 0
 
     def __post_init__(self) -> None:

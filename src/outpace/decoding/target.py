@@ -61,46 +61,40 @@ def plural_noun(kinds: tuple[Kind, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Properties of the decoded model that methods may use.
-
-    Attributes:
-        shift: 1 where row *p - 1* predicts slot *p*, 0 where row *p* does.
-        mask_id: mask token of the model that reads masks: the target, or a DFlash draft; -1
-            without one.
-        block: block length of the model, as trained or decoded; None for any.
-        drafts_from_last: whether the row of the last token predicts the first draft, and the last
-            mask of the block one after it (DSpark), instead of each mask its own slot.
-        predicts_acceptance: whether its draft predicts if a token will be accepted.
-        is_block_causal: whether rows see no further than the end of their block, counted from slot
-            0.
-        order: default order in which holes are filled.
-        eps: last time of the schedule `timestep_counts`; 0 for the schedule `even_counts`.
-        score_as_drawn: whether holes are scored by the sampling distribution, or by raw logits.
-        null_prompt: whether the model was trained on prompts of masks, as guidance needs.
-        padding: tokens that pad a finished answer.
-        adds_features: whether its draft combines features with the rows of the text (fused),
-            instead of reading them as context.
-        is_recurrent: whether a forward cannot start before the last token of the text, except at
-            slot 0.
-        mask_shift: in a causal model that fills blocks, 1 where the row of a mask predicts the next
-            slot, 0 where it predicts its own; None for other models. Only the rows of the open
-            block see one another, those before it are causal.
-        has_mtp_draft: whether its draft is a head for multi-token prediction, trained to predict
-            one token or a few.
-    """
+    """Properties of the decoded model that methods may use."""
 
     shift: int = 1
+    """1 where row *p - 1* predicts slot *p*, 0 where row *p* does."""
     mask_id: int = -1
+    """Mask token of the model that reads masks: the target, or a DFlash draft; -1 without one."""
     block: int | None = None
+    """Block length of the model, as trained or decoded; None for any."""
     drafts_from_last: bool = False
+    """Whether the row of the last token predicts the first draft, and the last mask of the block
+    one after it (DSpark), instead of each mask its own slot."""
     predicts_acceptance: bool = False
+    """Whether its draft predicts if a token will be accepted."""
     is_block_causal: bool = False
+    """Whether rows see no further than the end of their block, counted from slot 0."""
     order: HoleOrder = "confidence"
+    """Default order in which holes are filled."""
     eps: float = 0.0
+    """Last time of the schedule `timestep_counts`; 0 for the schedule `even_counts`."""
     score_as_drawn: bool = False
+    """Whether holes are scored by the sampling distribution, or by raw logits."""
     null_prompt: bool = False
+    """Whether the model was trained on prompts of masks, as guidance needs."""
     padding: tuple[int, ...] = ()
+    """Tokens that pad a finished answer."""
     adds_features: bool = False
+    """Whether its draft combines features with the rows of the text (fused), instead of reading
+    them as context."""
     is_recurrent: bool = False
+    """Whether a forward cannot start before the last token of the text, except at slot 0."""
     mask_shift: int | None = None
+    """In a causal model that fills blocks, 1 where the row of a mask predicts the next slot, 0
+    where it predicts its own; None for other models. Only the rows of the open block see one
+    another, those before it are causal."""
     has_mtp_draft: bool = False
+    """Whether its draft is a head for multi-token prediction, trained to predict one token or a
+    few."""

@@ -74,27 +74,22 @@ class Tree:
 
 @dataclass(slots=True)
 class DraftTree:
-    """Drafted nodes, level by level in the order in which they were found.
-
-    Attributes:
-        width: nodes that are extended per level, and children of each of them.
-        tokens: token of each node.
-        parents: parent of each node; -1 is the last token of the text.
-        scores: `f32`, summed log-probability from the root to each node.
-        depth: number of levels.
-        beam: nodes that the next level extends.
-        node_masks: for extended nodes, bits of the draft slots of their ancestors and themselves.
-        draft_logits: logits of each level of a chain, which its token was drawn from.
-    """
+    """Drafted nodes, level by level in the order in which they were found."""
 
     width: int
+    """Nodes that are extended per level, and children of each of them."""
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    """Parent of each node; -1 is the last token of the text."""
     scores: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    """`f32`, summed log-probability from the root to each node."""
     depth: int = 0
     beam: list[int] = field(default_factory=lambda: [-1])
+    """Nodes that the next level extends."""
     node_masks: dict[int, int] = field(default_factory=lambda: {-1: 0})
+    """For extended nodes, bits of the draft slots of their ancestors and themselves."""
     draft_logits: list[Tensor | None] = field(default_factory=list)
+    """Logits of each level of a chain, which its token was drawn from."""
 
     def add_level(self, tokens: Sequence[int], logits: Tensor | None) -> list[int]:
         """Add a level below the beam; return the rows of the new beam's parents.

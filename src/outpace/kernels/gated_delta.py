@@ -37,24 +37,21 @@ MIN_DECAY = -1000.0
 
 @dataclass(frozen=True, slots=True)
 class DeltaState:
-    """State of one layer of one sequence, and the rows after it.
-
-    Attributes:
-        start: slot of the first row after the state.
-        state: `f32[H, K, V]`.
-        inputs: inputs of the convolution, `[c, size]`: those of the slots before `start`, then
-            those of the rows.
-        keys: keys of the n rows, `f32[H, n, K]`.
-        values: their corrected values, `f32[H, n, V]`.
-        decay: logarithm of the decay at each row, `f32[H, n]`.
-    """
+    """State of one layer of one sequence, and the rows after it."""
 
     start: int
+    """Slot of the first row after the state."""
     state: Tensor
+    """`f32[H, K, V]`."""
     inputs: Tensor
+    """Inputs of the convolution, `[c, size]`: those of the slots before `start`, then those of the
+    rows."""
     keys: Tensor
+    """Keys of the n rows, `f32[H, n, K]`."""
     values: Tensor
+    """Their corrected values, `f32[H, n, V]`."""
     decay: Tensor
+    """Logarithm of the decay at each row, `f32[H, n]`."""
 
     @classmethod
     def blank(cls, shape: tuple[int, int, int], inputs: Tensor) -> DeltaState:
@@ -177,32 +174,26 @@ def add_decays(decay: Tensor) -> Tensor:
 
 
 class SequenceRows(NamedTuple):
-    """Rows of a pass after the state of their sequence.
-
-    Attributes:
-        state: the state before them, with the rows that it keeps; None before slot 0.
-        rows: their range in the pass.
-        settled: slot before which no later forward starts.
-        copied: slots in these rows, or at their end, before which the state is requested, in order
-            and not after `settled`.
-    """
+    """Rows of a pass after the state of their sequence."""
 
     state: DeltaState | None
+    """The state before them, with the rows that it keeps; None before slot 0."""
     rows: slice
+    """Their range in the pass."""
     settled: int
+    """Slot before which no later forward starts."""
     copied: Sequence[int]
+    """Slots in these rows, or at their end, before which the state is requested, in order and not
+    after `settled`."""
 
 
 class SequenceStates(NamedTuple):
-    """States after the rows of a sequence.
-
-    Attributes:
-        states: those from which a forward can continue or run again, in order.
-        copies: the states before the slots that were requested.
-    """
+    """States after the rows of a sequence."""
 
     states: tuple[DeltaState, ...]
+    """Those from which a forward can continue or run again, in order."""
     copies: Sequence[DeltaState]
+    """The states before the slots that were requested."""
 
 
 def continue_from(first: DeltaState, last: DeltaState) -> tuple[DeltaState, ...]:
@@ -258,13 +249,7 @@ class RecurArguments(Structure):
 
 
 class SequencePlan:
-    """Memory for what a sequence has after a pass, and the arguments that point to it.
-
-    Attributes:
-        arguments: those of the loop.
-        marked: the states to write, by slot.
-        next: the state that a later forward continues from.
-    """
+    """Memory for what a sequence has after a pass, and the arguments that point to it."""
 
     def __init__(self, state: DeltaState, given: SequenceRows, mixed: Tensor) -> None:
         """Plan rows after `state`, with the inputs `mixed` of all rows of the pass."""
@@ -274,6 +259,7 @@ class SequencePlan:
         begin = settled_start(state, rows, given.settled)
         slots = sorted({begin, *given.copied} - {state.start})
         self.marked = {slot: torch.empty(heads, key, value) for slot in slots}
+        """The states to write, by slot."""
         marks = [
             MarkedState(slot - state.start, each.data_ptr()) for slot, each in self.marked.items()
         ]
@@ -287,6 +273,7 @@ class SequencePlan:
             torch.empty(heads, room, value),
             torch.empty(heads, room),
         )
+        """The state that a later forward continues from."""
         self.arguments = SequenceArguments(
             *(state.state.data_ptr(), state.inputs.data_ptr(), state.keys.data_ptr()),
             *(state.values.data_ptr(), state.decay.data_ptr(), kept, state.decay.stride(0)),
@@ -294,6 +281,7 @@ class SequencePlan:
             *(begin - state.start, self.next.inputs.data_ptr(), self.next.keys.data_ptr()),
             *(self.next.values.data_ptr(), self.next.decay.data_ptr()),
         )
+        """Those of the loop."""
 
     def collect(self) -> SequenceStates:
         """Return the states that the loop has written."""
@@ -347,9 +335,6 @@ def run_recurrent(
         sequences: rows of each sequence, in order.
         shape: shape of a state, `(H, K, V)`.
         loop: instruction set of the loop to use; the fastest by default.
-
-    Raises:
-        ValueError: the rows are not float32 on a CPU.
     """
     isa, loaded = loop or find_delta_loop(), load_library()
     assert loaded is not None and isa is not None

@@ -75,19 +75,16 @@ class FormatRows:
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A packed matrix `[outputs, inputs]`.
-
-    Attributes:
-        tiles: `u8[bytes]`, part after part.
-        inputs: Length of a row.
-        parts: Format, outputs and first byte of each part.
-        order: Number of the input at each place, `i64[inputs]`, if the inputs were reordered.
-    """
+    """A packed matrix `[outputs, inputs]`."""
 
     tiles: Tensor
+    """`u8[bytes]`, part after part."""
     inputs: int
+    """Length of a row."""
     parts: tuple[tuple[int, int, int], ...]
+    """Format, outputs and first byte of each part."""
     order: Tensor | None = None
+    """Number of the input at each place, `i64[inputs]`, if the inputs were reordered."""
 
     @property
     def outputs(self) -> int:
@@ -116,9 +113,6 @@ def pack_matrix(
         parts: Outputs by format.
         inputs: Length of a row.
         order: Number of the input at each place of the rows `i64[inputs]`; None if in order.
-
-    Raises:
-        ValueError: If the inputs are not a multiple of a block.
     """
     loaded = load_library()
     if loaded is None or any(inputs % INPUT_MULTIPLES.get(part.kind, inputs + 1) for part in parts):
@@ -146,11 +140,7 @@ def dequantize_packed(matrix: PackedMatrix) -> Tensor:
 
 
 def unpack_rows(matrix: PackedMatrix, numbers: Tensor) -> Tensor:
-    """Return dequantized rows `f32[..., in]` of a matrix with one part, by index `i64[...]`.
-
-    Raises:
-        ValueError: For an index out of range, or of another dtype or device.
-    """
+    """Return dequantized rows `f32[..., in]` of a matrix with one part, by index `i64[...]`."""
     numbers = numbers.contiguous()
     if numbers.dtype is not torch.int64 or not numbers.is_cpu or len(matrix.parts) != 1:
         raise ValueError(f"numbers must be int64 on a CPU, got {describe_tensor(numbers)}")
@@ -187,10 +177,6 @@ def bind_packed_product(
         matrix: The matrix.
         bias: Bias to add, if any.
         loop: Instruction set of the loop to use; the fastest by default.
-
-    Raises:
-        ValueError: For an invalid bias, here, or invalid rows, in the product, and if the processor
-            has no such loop.
     """
     isa, loaded = find_packed_loop() if loop is None else loop, load_library()
     if loaded is None or isa not in PACKED_LOOPS or not has_isa(isa):

@@ -94,11 +94,7 @@ def describe_tensor(tensor: Tensor) -> str:
 
 
 def to_tiles(weight: Tensor) -> Tensor:
-    """Return a copy of a matrix `[out, in]` in tiles.
-
-    Raises:
-        ValueError: For a matrix that cannot be stored in tiles.
-    """
+    """Return a copy of a matrix `[out, in]` in tiles."""
     if reason := tiling_error(weight):
         raise ValueError(f"weight: {reason}")
     outputs, inputs = weight.shape

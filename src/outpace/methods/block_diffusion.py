@@ -208,9 +208,6 @@ class BlockDiffusion(BlockFilling):
 
     With `edit` it is the joint threshold decoding of LLaDA2.1 (Bie et al., 2026), with `verify` the
     self-speculation of S2D2 (Han et al., 2026), whose output is that of blocks of one token.
-
-    Attributes:
-        canvas: fill all of the block in which the answer ends, as the authors' code does.
     """
 
     target_kinds = (Kind.BLOCK, Kind.CAUSAL_BLOCK)

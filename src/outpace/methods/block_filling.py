@@ -25,9 +25,6 @@ class BlockFilling(Method):
     A forward fills all holes above `threshold`, or the best ones by `order` within an entropy
     `budget` (the EB-Sampler of Ben-Hamu et al., 2025), and at least enough to fill a block in
     `steps` forwards: the dynamic and the static decoding of SDAR.
-
-    Attributes:
-        part: the sub-blocks of Fast-dLLM v2.
     """
 
     threshold: Annotated[
@@ -43,6 +40,7 @@ class BlockFilling(Method):
     part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
         None
     )
+    """The sub-blocks of Fast-dLLM v2."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,19 +41,16 @@ from outpace.methods.method import Method, check_at_least_one, check_not_negativ
 
 @dataclass(frozen=True, kw_only=True)
 class AdjustedSample(Sample):
-    """Tokens sampled from adjusted logits.
-
-    Attributes:
-        null: `[r, vocab]` logits of the same slots after a prompt of masks, for guidance.
-        guidance: weight by which logits are moved away from `null`.
-        never: tokens that are banned.
-        last: tokens that are excluded from the scores; holes that choose them are filled last.
-    """
+    """Tokens sampled from adjusted logits."""
 
     null: Tensor | None = None
+    """`[r, vocab]` logits of the same slots after a prompt of masks, for guidance."""
     guidance: float = 0.0
+    """Weight by which logits are moved away from `null`."""
     never: tuple[int, ...] = ()
+    """Tokens that are banned."""
     last: tuple[int, ...] = ()
+    """Tokens that are excluded from the scores; holes that choose them are filled last."""
 
     @classmethod
     def make_reader(
@@ -113,13 +110,6 @@ class Diffusion(Method):
 
     The answer ends once everything up to an end-of-sequence is filled. With `canvas` all holes are
     filled, as in the authors' code.
-
-    Attributes:
-        eps: last time of Dream's schedule; 0 for the even one of LLaDA.
-        order_temperature: above 0, holes are drawn by their scores (Dream's `alg_temp`).
-        guidance: weight of classifier-free guidance; each step takes a second forward.
-        ends: `last` fills end-of-sequence tokens after all others, `never` bans the token that pads
-            an answer (LLaDA's `confidence_eos_eot_inf` and `logits_eos_inf`).
     """
 
     target_kinds = (Kind.DIFFUSION,)

@@ -89,18 +89,18 @@ class FeatureBuffer:
     Nothing is stored while the controller has drafting switched off. When drafting starts again,
     the text is run again with the last token, from the first slot without stored states. The text
     of a recurrent target cannot run again, so its states are always stored.
-
-    Attributes:
-        written_slots: slots of the target that hold the text.
-        stored_slots: slots whose hidden states were received.
-        read_slots: slots whose hidden states the draft has read.
     """
 
     def __init__(self, request: Request, sample: Read, *, lookup: bool) -> None:
         self.request = request
         self.sample = sample
         self.copies = CopyFinder(DRAFT_MATCH) if lookup else None
-        self.written_slots = self.stored_slots = self.read_slots = 0
+        self.written_slots = 0
+        """Slots of the target that hold the text."""
+        self.stored_slots = 0
+        """Slots whose hidden states were received."""
+        self.read_slots = 0
+        """Slots whose hidden states the draft has read."""
         self.states: list[Tensor] = []
 
     @property

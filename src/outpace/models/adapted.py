@@ -25,17 +25,14 @@ RowGroup = tuple[str, slice | Tensor]
 
 @dataclass(frozen=True, slots=True)
 class OutputUpdate:
-    """A low-rank update of some outputs of a linear layer, which adds `up @ down` to its matrix.
-
-    Attributes:
-        outputs: the outputs that it updates.
-        down: `[rank, in]`.
-        up: `[out, rank]`, with the scale of the adapter.
-    """
+    """A low-rank update of some outputs of a linear layer, which adds `up @ down` to its matrix."""
 
     outputs: slice
+    """The outputs that it updates."""
     down: Tensor
+    """`[rank, in]`."""
     up: Tensor
+    """`[out, rank]`, with the scale of the adapter."""
 
 
 ModelUpdates = Mapping[str, Sequence[OutputUpdate]]
@@ -43,13 +40,7 @@ ModelUpdates = Mapping[str, Sequence[OutputUpdate]]
 
 
 class AdapterRows:
-    """The adapter of each row of the current pass, which all adapted layers of a model read.
-
-    Attributes:
-        device: device of the model.
-        runs: consecutive rows with one adapter: its name, their begin and end.
-        begin: row of the pass that is the first one of a layer's input.
-    """
+    """The adapter of each row of the current pass, which all adapted layers of a model read."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -58,8 +49,10 @@ class AdapterRows:
     def assign_runs(self, counts: Iterable[tuple[str | None, int]]) -> None:
         """Set the adapter of all rows, given for each number of consecutive rows."""
         self.runs: list[tuple[str, int, int]] = []
+        """Consecutive rows with one adapter: its name, their begin and end."""
         self.groups: dict[tuple[int, int], list[RowGroup]] = {}
         self.begin = end = 0
+        """Row of the pass that is the first one of a layer's input."""
         for name, count in counts:
             if name is not None:
                 self.runs.append((name, end, end + count))

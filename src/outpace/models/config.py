@@ -12,15 +12,7 @@ from outpace.decoding.target import DRAFT_KINDS, HoleOrder, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaLayers:
-    """Layers with a gated delta rule in place of attention.
-
-    Attributes:
-        layers: their indices.
-        key_heads, key_dim: number of heads of queries and keys, and their size.
-        value_heads, value_dim: number of heads of values, and their size.
-        taps: rows that the convolution before the rule sees.
-        grouped: whether rows of the projections are ordered by key head, or by part.
-    """
+    """Layers with a gated delta rule in place of attention."""
 
     layers: tuple[int, ...]
     key_heads: int
@@ -28,7 +20,9 @@ class DeltaLayers:
     key_dim: int
     value_dim: int
     taps: int
+    """Rows that the convolution before the rule sees."""
     grouped: bool = False
+    """Whether rows of the projections are ordered by key head, or by part."""
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -59,19 +53,16 @@ class DeltaLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainHeads:
-    """Heads of a draft that chooses the tokens of a block one after another, after one pass.
-
-    Attributes:
-        rank: width of the head that adds a score by the previous token; 0 without one.
-        candidates: most probable tokens of a slot that are chosen from; 0 for all tokens.
-        predicts_acceptance: whether a head predicts if the target will accept a token.
-        reads_previous: whether that head also reads the embedding of the previous token.
-    """
+    """Heads of a draft that chooses the tokens of a block one after another, after one pass."""
 
     rank: int
+    """Width of the head that adds a score by the previous token; 0 without one."""
     candidates: int = 0
+    """Most probable tokens of a slot that are chosen from; 0 for all tokens."""
     predicts_acceptance: bool = False
+    """Whether a head predicts if the target will accept a token."""
     reads_previous: bool = False
+    """Whether that head also reads the embedding of the previous token."""
 
     def __post_init__(self) -> None:
         if self.reads_previous and not self.rank:
@@ -80,32 +71,24 @@ class ChainHeads:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConvolution:
-    """Convolutions over the rows of a block, before and after attention and MLP.
-
-    Attributes:
-        taps: rows that a row sees: itself and those before it in its block.
-        group: channels that share the part of their kernel that depends on the row.
-    """
+    """Convolutions over the rows of a block, before and after attention and MLP."""
 
     taps: int
+    """Rows that a row sees: itself and those before it in its block."""
     group: int
+    """Channels that share the part of their kernel that depends on the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalHeads:
-    """Heads of the layers without a window, if they differ from those of the other layers.
-
-    Attributes:
-        kv_heads: number of key/value heads.
-        head_dim: size of a head.
-        query_factor: factor on queries in addition to 1 / sqrt(head_dim).
-        keys_as_values: whether the projected keys, before norm and rotation, are also the values.
-    """
+    """Heads of the layers without a window, if they differ from those of the other layers."""
 
     kv_heads: int
     head_dim: int
     query_factor: float
+    """Factor on queries in addition to 1 / sqrt(head_dim)."""
     keys_as_values: bool = False
+    """Whether the projected keys, before norm and rotation, are also the values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,34 +96,27 @@ class SharedKeys:
     """The last layers, which attend to keys and values of an earlier layer.
 
     That is the last layer before them with the same window.
-
-    Attributes:
-        count: number of these layers.
-        mlp: width of their MLP.
     """
 
     count: int
+    """Number of these layers."""
     mlp: int
+    """Width of their MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary embedding: base frequency, and its scaling beyond the trained length.
-
-    Attributes:
-        theta: base frequency.
-        scaling: all published fields of its `rope_type`.
-        float32: whether queries and keys are rotated in float32, whatever the dtype of the
-            model.
-        share: rotated fraction of a head, its first dimensions.
-        spread: whether this fraction is the fastest pairs of a whole head, in both of its halves.
-    """
+    """Rotary embedding: base frequency, and its scaling beyond the trained length."""
 
     theta: float = 10_000.0
     scaling: Mapping[str, Any] | None = None
+    """All published fields of its `rope_type`."""
     float32: bool = False
+    """Whether queries and keys are rotated in float32, whatever the dtype of the model."""
     share: float = 1.0
+    """Rotated fraction of a head, its first dimensions."""
     spread: bool = False
+    """Whether this fraction is the fastest pairs of a whole head, in both of its halves."""
 
     def width(self, head_dim: int) -> int:
         """Return the number of columns of its tables."""
@@ -149,15 +125,12 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWindow:
-    """What one layer shows of the slots that a forward makes visible to a row.
-
-    Attributes:
-        window: maximum distance to visible slots, exclusive; None for all slots.
-        causal: whether slots after the row are hidden.
-    """
+    """What one layer shows of the slots that a forward makes visible to a row."""
 
     window: int | None = None
+    """Maximum distance to visible slots, exclusive; None for all slots."""
     causal: bool = False
+    """Whether slots after the row are hidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,16 +138,13 @@ class ExpertGroups:
     """Groups of experts, of which each row uses a few.
 
     The router scores each expert and has a separate preference that counts only in the selection.
-
-    Attributes:
-        count: number of groups.
-        chosen: groups used per row.
-        scale: factor on the weights of the experts.
     """
 
     count: int
     chosen: int
+    """Groups used per row."""
     scale: float
+    """Factor on the weights of the experts."""
 
 
 EMBEDDINGS = -1
@@ -183,62 +153,7 @@ EMBEDDINGS = -1
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes and choices of one decoder, translated by its family from `config.json`.
-
-    Attributes:
-        kind: type of the model.
-        shift: 1 if row *p - 1* predicts slot *p* (every causal model, Dream), 0 if row *p*
-            does.
-        mask_id: token that marks a hole.
-        mask_shift: for a causal model that fills blocks, the shift of the rows of masks.
-        windows: attention window of each layer; empty if no layer has one.
-        block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the
-            `block` of a draft is its trained length, first token included.
-        wide_qk_norm: whether queries, and keys, are normalised over all heads at once.
-        norms: whether attention and MLP are normalised before, after, or both ("around").
-        norm_offset: whether 1 is added to the weights of norms.
-        local_rope: rotary embedding of the layers with a window, if it differs from `rope`.
-        unrotated: layers without rotary embedding.
-        query_factor: factor on queries in addition to 1 / sqrt(head_dim).
-        global_heads: heads of layers without a window, if they differ.
-        keys_as_values: whether the projected keys, before norm and rotation, are also the values.
-        value_norm: whether values are normalised, without weights.
-        shared_keys: the last layers, if they attend to keys and values of earlier ones.
-        output_gate: whether attention is multiplied by a gate of its input.
-        delta: layers with a recurrent state in place of attention.
-        sinks: whether each head has an attention sink: a score that takes weight but has no
-            value.
-        activation: activation of the MLP, by its name in `models/transformer.py`.
-        embedding_scale: factor on token embeddings.
-        layer_scale: whether the output of each layer is multiplied by a number of the checkpoint.
-        layer_input: size of the embedding of a token for each layer; 0 without one.
-        logit_cap: bound on logits by a hyperbolic tangent; 0 without one.
-        experts: number of experts per layer; 0 for a plain MLP.
-        experts_per_row: number of experts that a row uses.
-        norm_experts: whether the weights of a row's experts are normalised to sum to 1.
-        expert_groups: groups of experts, if the router has them.
-        shared_mlp: width of an MLP that all rows use in addition to the experts.
-        shared_gate: whether that MLP is multiplied by a gate of its input.
-        experts_beside: whether experts are added to an MLP, each with norms.
-        dense_layers: number of first layers with an MLP in place of experts.
-        dense_mlp: width of the MLP in place of experts, or beside them.
-        feature_layers: layers of a target whose outputs a draft reads, concatenated in this
-            order, `EMBEDDINGS` for the first one's input; it borrows the target's embedding and
-            head.
-        draft_vocab: vocabulary size of a draft with a separate head; 0 for the target's head.
-        own_embedding: whether a draft has a separate embedding.
-        copies_tables: whether a draft's embedding and head are copies of its target's, which are
-            not trained.
-        norm_features: whether an EAGLE draft normalises target features before fusing them.
-        norm_residual: whether an EAGLE draft adds its attention to the normalised state.
-        precise_router: whether experts are selected and summed in float32, whatever the dtype.
-        target_layers: depth of the target that a draft was trained for, if published.
-        mtp_heads: heads for multi-token prediction in the checkpoint of the model; a draft that
-            is one of them has 1.
-        chain: heads of a draft that chooses the tokens of a block one after another.
-        convolution: convolutions over the rows of a draft's block; None without them.
-        source: the published configuration.
-    """
+    """Sizes and choices of one decoder, translated by its family from `config.json`."""
 
     family: str
     architecture: str
@@ -258,55 +173,101 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     wide_qk_norm: bool = False
+    """Whether queries, and keys, are normalised over all heads at once."""
     norms: Literal["before", "after", "around"] = "before"
+    """Whether attention and MLP are normalised before, after, or both ("around")."""
     norm_offset: bool = False
+    """Whether 1 is added to the weights of norms."""
     local_rope: Rope | None = None
+    """Rotary embedding of the layers with a window, if it differs from `rope`."""
     unrotated: tuple[int, ...] = ()
+    """Layers without rotary embedding."""
     query_factor: float = 1.0
+    """Factor on queries in addition to 1 / sqrt(head_dim)."""
     global_heads: GlobalHeads | None = None
+    """Heads of layers without a window, if they differ."""
     keys_as_values: bool = False
+    """Whether the projected keys, before norm and rotation, are also the values."""
     value_norm: bool = False
+    """Whether values are normalised, without weights."""
     shared_keys: SharedKeys | None = None
+    """The last layers, if they attend to keys and values of earlier ones."""
     output_gate: bool = False
+    """Whether attention is multiplied by a gate of its input."""
     delta: DeltaLayers | None = None
+    """Layers with a recurrent state in place of attention."""
     sinks: bool = False
+    """Whether each head has an attention sink: a score that takes weight but has no value."""
     activation: str = "silu"
+    """Activation of the MLP, by its name in `models/transformer.py`."""
     embedding_scale: float = 1.0
+    """Factor on token embeddings."""
     layer_scale: bool = False
+    """Whether the output of each layer is multiplied by a number of the checkpoint."""
     layer_input: int = 0
+    """Size of the embedding of a token for each layer; 0 without one."""
     logit_cap: float = 0.0
+    """Bound on logits by a hyperbolic tangent; 0 without one."""
     experts: int = 0
+    """Number of experts per layer; 0 for a plain MLP."""
     experts_per_row: int = 0
+    """Number of experts that a row uses."""
     norm_experts: bool = False
+    """Whether the weights of a row's experts are normalised to sum to 1."""
     expert_groups: ExpertGroups | None = None
+    """Groups of experts, if the router has them."""
     shared_mlp: int = 0
+    """Width of an MLP that all rows use in addition to the experts."""
     shared_gate: bool = False
+    """Whether that MLP is multiplied by a gate of its input."""
     experts_beside: bool = False
+    """Whether experts are added to an MLP, each with norms."""
     dense_layers: int = 0
+    """Number of first layers with an MLP in place of experts."""
     dense_mlp: int = 0
+    """Width of the MLP in place of experts, or beside them."""
     tied: bool = False
     shift: int = 1
+    """1 if row *p - 1* predicts slot *p* (every causal model, Dream), 0 if row *p* does."""
     mask_id: int | None = None
+    """Token that marks a hole."""
     mask_shift: int | None = None
+    """For a causal model that fills blocks, the shift of the rows of masks."""
     eos: tuple[int, ...] = ()
     windows: tuple[AttentionWindow, ...] = ()
+    """Attention window of each layer; empty if no layer has one."""
     block: int | None = None
+    """As in `Target`; that of a draft is its trained length, first token included."""
     order: HoleOrder = "confidence"
     eps: float = 0.0
     drawn: bool = False
     null_prompt: bool = False
     feature_layers: tuple[int, ...] = ()
+    """Layers of a target whose outputs a draft reads, concatenated in this order, `EMBEDDINGS` for
+    the first one's input; it borrows the target's embedding and head."""
     target_layers: int | None = None
+    """Depth of the target that a draft was trained for, if published."""
     draft_vocab: int = 0
+    """Vocabulary size of a draft with a separate head; 0 for the target's head."""
     own_embedding: bool = False
+    """Whether a draft has a separate embedding."""
     copies_tables: bool = False
+    """Whether a draft's embedding and head are copies of its target's, which are not trained."""
     norm_features: bool = False
+    """Whether an EAGLE draft normalises target features before fusing them."""
     norm_residual: bool = False
+    """Whether an EAGLE draft adds its attention to the normalised state."""
     precise_router: bool = False
+    """Whether experts are selected and summed in float32, whatever the dtype."""
     mtp_heads: int = 0
+    """Heads for multi-token prediction in the checkpoint of the model; a draft that is one of them
+    has 1."""
     chain: ChainHeads | None = None
+    """Heads of a draft that chooses the tokens of a block one after another."""
     convolution: BlockConvolution | None = None
+    """Convolutions over the rows of a draft's block; None without them."""
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The published configuration."""
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

@@ -11,11 +11,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
-    """Return a device by name; by default a GPU if there is one.
-
-    Raises:
-        OptionError: if the device is not available.
-    """
+    """Return a device by name; by default a GPU if there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -46,11 +42,7 @@ def check_single_gpu(option: str, device: torch.device, processes: int) -> None:
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """Return a dtype by name, or the default of a device.
-
-    Raises:
-        OptionError: if the dtype is not supported.
-    """
+    """Return a dtype by name, or the default of a device."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     allowed = DTYPES | {kind: kind for kind in DTYPES.values()}

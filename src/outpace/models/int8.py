@@ -62,11 +62,7 @@ class Int8Linear(nn.Linear, DenseState):
     """A linear layer for inference with an int8 weight, in the fastest layout for this machine."""
 
     def __init__(self, codes: Tensor, scale: Tensor, bias: nn.Parameter | None = None) -> None:
-        """Store codes `i8[out, in]` and scales `f32[out]`.
-
-        Raises:
-            OptionError: if its sums may exceed 32 bits.
-        """
+        """Store codes `i8[out, in]` and scales `f32[out]`."""
         if codes.shape[1] > tiles.MAX_INT8_INPUTS:
             raise OptionError(
                 "quantize",

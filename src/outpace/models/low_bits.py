@@ -138,10 +138,6 @@ def build_quantizer(
     """Return a function that quantizes a projection on a GPU and leaves other modules unchanged.
 
     It is called once a module has its weight. None if nothing is quantized.
-
-    Raises:
-        OptionError: if the shape of a matrix is not supported, which is checked without
-            weights.
     """
     if quantize is None or torch.device(device).type != "cuda":
         return None
@@ -175,9 +171,6 @@ def build_cpu_quantizer(model: Stack, quantize: str | None, dtype: torch.dtype) 
 
     It is called once a module has its weight. None if nothing is quantized, or if this machine has
     no such products.
-
-    Raises:
-        OptionError: if the shape of a matrix is not supported, which is checked without weights.
     """
     if quantize == "int8" and has_int8_products():
         return partial(quantize_module, dtype=dtype)

@@ -31,11 +31,7 @@ class ModelShard:
     size: int
 
     def shard_config(self, whole: ModelConfig) -> ModelConfig:
-        """Return the configuration of a shard.
-
-        Raises:
-            ValueError: if the model cannot be sharded, or its sizes are no multiples of `size`.
-        """
+        """Return the configuration of a shard."""
         if whole.delta is not None:
             raise ValueError(
                 f"tensor_parallel: {whole.architecture} has gated delta layers, which cannot be "

@@ -41,18 +41,15 @@ def step_rows(step: int) -> float:
 
 @dataclass(slots=True)
 class PassCost:
-    """Seconds of a pass by its rows: recent means at similar lengths, interpolated.
-
-    Attributes:
-        means: number of passes, their mean rows and seconds, by step.
-        prior: rows and seconds of passes at another load, by step. They are shifted by the mean
-            difference to the passes measured at this load.
-        curve: see `rising_curve`; None after new passes.
-    """
+    """Seconds of a pass by its rows: recent means at similar lengths, interpolated."""
 
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    """Number of passes, their mean rows and seconds, by step."""
     prior: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Rows and seconds of passes at another load, by step. They are shifted by the mean difference
+    to the passes measured at this load."""
     curve: tuple[Sequence[float], Sequence[float]] | None = None
+    """See `rising_curve`; None after new passes."""
 
     def record_pass(self, rows: int, seconds: float) -> None:
         key, self.curve = step_of(rows), None

@@ -10,17 +10,14 @@ from outpace.pacing.cost import PassCost
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Work before a draft can propose, and the tokens over which it can pay off.
-
-    Attributes:
-        unread: slots that the draft has not read yet.
-        remaining: tokens that the request may still generate.
-        lost: slots that the target has to read again, since their hidden states were not stored.
-    """
+    """Work before a draft can propose, and the tokens over which it can pay off."""
 
     unread: int = 0
+    """Slots that the draft has not read yet."""
     remaining: int = 0
+    """Tokens that the request may still generate."""
     lost: int = 0
+    """Slots that the target has to read again, since their hidden states were not stored."""
 
     def __add__(self, other: Backlog) -> Backlog:
         return Backlog(
@@ -58,38 +55,36 @@ Trials therefore take a tenth of the first cycles, and less than a hundredth in 
 
 @dataclass(slots=True)
 class LoadState:
-    """State for one number of running requests, rounded to a power of two.
-
-    Attributes:
-        value: chosen number of tokens per cycle.
-        costs: seconds of passes, by role of the model.
-        gain: seconds per token that the choice saves over plain decoding.
-        wait_gain: the same for one request if all others draft anyway and it waits for them.
-        read, reread: seconds to read one slot of a backlog by the draft, and again by the target.
-        review, due: cycles of the next decision and of the next trial.
-        patience: cycles between trials.
-        trial: number of tokens on trial, 0 for none; it runs to cycle `until`.
-        explores: whether the trial is of a number that was never tried.
-        trier: the request that runs the trial, where plain decoding is the choice for all others.
-        tried: last cycle in which each number was chosen or tried.
-        plain_cycle: last cycle in which a warm plain pass was measured, -1 for none.
-    """
+    """State for one number of running requests, rounded to a power of two."""
 
     value: int
     costs: dict[str, PassCost] = field(default_factory=dict)
+    """Seconds of passes, by role of the model."""
     gain: float = 0.0
+    """Seconds per token that the choice saves over plain decoding."""
     wait_gain: float = 0.0
+    """The same for one request if all others draft anyway and it waits for them."""
     read: float = 0.0
+    """Seconds to read one slot of a backlog by the draft."""
     reread: float = 0.0
+    """Seconds to read it again by the target."""
     review: int = 0
+    """Cycle of the next decision."""
     due: int = 0
+    """Cycle of the next trial."""
     patience: int = 0
+    """Cycles between trials."""
     trial: int = 0
+    """Number of tokens on trial, 0 for none; it runs to cycle `until`."""
     until: int = 0
     explores: bool = False
+    """Whether the trial is of a number that was never tried."""
     trier: object = None
+    """The request that runs the trial, where plain decoding is the choice for all others."""
     tried: dict[int, int] = field(default_factory=dict)
+    """Last cycle in which each number was chosen or tried."""
     plain_cycle: int = -1
+    """Last cycle in which a warm plain pass was measured, -1 for none."""
 
     def extend_patience(self) -> None:
         """Double the cycles until the next trial."""

@@ -85,11 +85,7 @@ def receive_object(connection: socket.socket) -> Any:
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive exactly `size` bytes.
-
-    Raises:
-        ConnectionEnded: If the other process has closed the connection.
-    """
+    """Receive exactly `size` bytes."""
     data = b""
     while len(data) < size:
         data += receive_some(connection, size - len(data))
@@ -97,11 +93,7 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def receive_some(connection: socket.socket, size: int) -> bytes:
-    """Receive between 1 and `size` bytes.
-
-    Raises:
-        ConnectionEnded: If the other process has closed the connection.
-    """
+    """Receive between 1 and `size` bytes."""
     with suppress(ConnectionError):
         if data := connection.recv(size):
             return data
@@ -203,12 +195,6 @@ class LoadCommand:
 class EngineProcess(EngineClient, asyncio.Protocol):
     """Client of an engine loop in another process, for one event loop.
 
-    Attributes:
-        model_infos: Descriptions of the loaded models, by name.
-        texts: Tokenizers of the models, by name.
-        latest_stats: Engine statistics as of the last measurement.
-        silent_seconds: Seconds without data from the process, counted only while this loop ran.
-
     Raises:
         ValueError: If the process cannot load the models.
     """
@@ -218,7 +204,9 @@ class EngineProcess(EngineClient, asyncio.Protocol):
     def __init__(self, command: LoadCommand, handle: EngineHandle | None = None) -> None:
         super().__init__()
         self.latest_stats: Mapping[str, Stats] = {}
+        """Engine statistics as of the last measurement."""
         self.silent_seconds = 0.0
+        """Seconds without data from the process, counted only while this loop ran."""
         self.stats_received = asyncio.Event()
         self.inbox = FrameDecoder()
         self.transport: asyncio.Transport
@@ -226,6 +214,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         self.process, self.socket = self.handle.process, self.handle.socket
         try:
             self.model_infos = self.load_models(command)
+            """Descriptions of the loaded models, by name."""
             for name, text in self.texts.items():
                 text.set_model(self.model_infos[name].config)
         except BaseException:

@@ -60,11 +60,7 @@ def check_body_complexity(body: bytes) -> None:
 
 
 def parse_request(kind: type[RequestType], body: bytes) -> RequestType:
-    """Return a request from its JSON.
-
-    Raises:
-        HttpError: If a field is invalid; `param` is its path.
-    """
+    """Return a request from its JSON."""
     check_body_complexity(body)
     try:
         return kind.model_validate_json(body)
@@ -234,11 +230,7 @@ class LimitedBody:
         self.is_complete = False
 
     async def __call__(self) -> Message:
-        """Return the next message.
-
-        Raises:
-            HttpError: If the body is too large or not received in time.
-        """
+        """Return the next message."""
         if self.is_complete:
             return await self.receive()
         try:

@@ -23,14 +23,7 @@ MAX_ERROR_CHARACTERS = 2000
 
 
 class HttpError(Exception):
-    """A request that ends with an error: HTTP status and OpenAI error object.
-
-    Attributes:
-        status: HTTP status.
-        param: Dotted path of the invalid field, if any.
-        code: OpenAI's error code, if any.
-        headers: Additional response headers.
-    """
+    """A request that ends with an error: HTTP status and OpenAI error object."""
 
     def __init__(
         self,
@@ -45,6 +38,7 @@ class HttpError(Exception):
         self.status = status
         self.param = param
         self.code = code
+        """OpenAI's error code, if any."""
         self.headers = dict(headers or {})
 
     @property

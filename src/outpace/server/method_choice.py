@@ -141,26 +141,16 @@ class MethodOption:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodChoice:
-    """A method that requests may select for a model.
-
-    Attributes:
-        name: Name under which the method is registered.
-        method_type: Class of the method.
-        options: Its options, by name.
-        paths: Paths of further models, by the names that requests use.
-    """
+    """A method that requests may select for a model."""
 
     name: str
     method_type: type[Method]
     options: Mapping[str, MethodOption]
     paths: Mapping[str, str]
+    """Paths of further models, by the names that requests use."""
 
     def create(self, values: Mapping[str, Any]) -> tuple[Method, Method]:
-        """Return the method with public model names, and with model paths.
-
-        Raises:
-            HttpError: If an option is unknown or its value not allowed.
-        """
+        """Return the method with public model names, and with model paths."""
         for name, value in values.items():
             if name not in self.options:
                 names = ", ".join(self.options) or "none"
@@ -177,11 +167,7 @@ class MethodChoice:
         return self.construct({})
 
     def construct(self, options: Mapping[str, Any]) -> tuple[Method, Method]:
-        """Construct the method with allowed options.
-
-        Raises:
-            HttpError: If the options are inconsistent.
-        """
+        """Construct the method with allowed options."""
         values = {name: option.default for name, option in self.options.items()} | dict(options)
         try:
             shown = self.method_type(**values)

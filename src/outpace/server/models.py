@@ -61,9 +61,6 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     Args:
         entry: The model.
         load: Function that loads it.
-
-    Raises:
-        ValueError: If a file is missing or cannot be read, or an option does not fit.
     """
     check_cache_gib(entry.cache_gib)
     check_type("pace", entry.pace, Pacing)
@@ -96,23 +93,17 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
 
 @dataclass(kw_only=True)
 class ModelInfo:
-    """What the server must store about a model, in whichever process it is loaded.
-
-    Attributes:
-        path: Path of the model.
-        config: Its configuration.
-        methods: Methods that requests may select, by name.
-        method: Name of the default method.
-        roles: Roles of the engine's models, by model name.
-        folders: Public names of the folders of its models, if it is lazy.
-    """
+    """What the server must store about a model, in whichever process it is loaded."""
 
     path: str
     config: ModelConfig
     methods: dict[str, MethodChoice]
+    """Methods that requests may select, by name."""
     method: str
     roles: dict[str, str]
+    """Roles of the engine's models, by model name."""
     folders: dict[str, str]
+    """Public names of the folders of its models, if it is lazy."""
 
 
 @dataclass(kw_only=True)
@@ -155,11 +146,7 @@ class HostedModel(ModelInfo):
         return {self.name: self, **adapted}
 
     def find_method_choice(self, name: str | None) -> MethodChoice:
-        """Return a method by name, or the default method.
-
-        Raises:
-            HttpError: If requests may not select this method.
-        """
+        """Return a method by name, or the default method."""
         name = self.method if name in (None, AUTO_METHOD) else name
         if name not in self.methods:
             raise HttpError(
@@ -228,11 +215,7 @@ def load_lazily(name: str, entry: Entry) -> LLM:
 
 
 def load_all_models(entries: Mapping[str, Entry]) -> dict[str, LLM | LazyModel]:
-    """Load all models but lazy ones, after validating all of them.
-
-    Raises:
-        ValueError: If a model or an option is invalid; the message names the model.
-    """
+    """Load all models but lazy ones, after validating all of them."""
     check_all_models(entries)
     loaded: dict[str, LLM | LazyModel] = {}
     for name, entry in entries.items():

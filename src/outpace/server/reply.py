@@ -72,23 +72,19 @@ class TokenPlaces:
 
 @dataclass(kw_only=True)
 class Reply:
-    """Format of everything sent for one request.
-
-    Attributes:
-        model: The model that answers.
-        number: Random number of the request, from which its id is made.
-        chat: Whether answers are chat messages or plain text.
-        method: The method as shown to the client.
-        prompts: Number of prompts; each has the same number of choices.
-        usage: Whether chunks have a `usage` entry, as OpenAI's have if requested.
-    """
+    """Format of everything sent for one request."""
 
     model: HostedModel
     number: int
+    """Random number of the request, from which its id is made."""
     chat: bool
+    """Whether answers are chat messages or plain text."""
     method: str
+    """The method as shown to the client."""
     prompts: int = 1
+    """Number of prompts; each has the same number of choices."""
     usage: bool = False
+    """Whether chunks have a `usage` entry, as OpenAI's have if requested."""
     id: str = field(init=False)
     head: str = field(init=False)
 

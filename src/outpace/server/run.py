@@ -70,13 +70,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     The same limit applies to a client that stops reading. A client that half-closes the connection
     after a whole request still receives its answer.
-
-    Attributes:
-        size: Bytes of request line and headers parsed so far.
-        pending: Bytes received since the request began while its headers were incomplete, without
-            those that arrived together with its first byte.
-        is_half_closed: Whether the client has closed its sending direction.
-        open_cycles: Requests that are not answered yet.
     """
 
     def __init__(self, *, seconds: float, **options: Any) -> None:
@@ -87,7 +80,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Start the timeout for headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # report every write that is not accepted at once
-        self.size = self.pending = 0
+        self.size = 0
+        """Bytes of request line and headers parsed so far."""
+        self.pending = 0
+        """Bytes received while headers are incomplete, except with the first byte of a request."""
         self.is_half_closed = False
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None

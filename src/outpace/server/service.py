@@ -50,11 +50,7 @@ class Service:
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """Load all models but lazy ones in this process and return their server.
-
-        Raises:
-            ValueError: If a model cannot be served; the message names it.
-        """
+        """Load all models but lazy ones in this process and return their server."""
         client, loaded = EngineThread(), load_all_models(config.models)
         infos = describe_models(config.models)
         texts = {}
@@ -79,9 +75,6 @@ class Service:
             config: The configuration of the server.
             handle: The process, if it is started already.
             small: Whether one thread decodes, which is fastest for small models.
-
-        Raises:
-            ValueError: If a model cannot be served; the message names it.
         """
         command = LoadCommand(
             models=config.models,
@@ -114,11 +107,7 @@ class Service:
         return cls(models, client, config.server)
 
     def find_model(self, name: str | None) -> HostedModel:
-        """Return the model of a request by name; any other name, or none, is that of a sole model.
-
-        Raises:
-            HttpError: If an adapter of the sole model is unknown, or the name of one of several.
-        """
+        """Return the model of a name; any other name, or none, is that of a sole model."""
         sole, *others = (model for model in self.models.values() if model.adapter is None)
         if not others and (name is None or self.is_foreign(name, sole)):
             return sole

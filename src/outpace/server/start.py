@@ -38,41 +38,32 @@ class FrozenModel(BaseModel):
 
 
 class Settings(FrozenModel):
-    """Settings of the server as a whole.
-
-    Attributes:
-        host: Address to listen on.
-        port: Port to listen on.
-        api_key: Bearer token that clients must send; None accepts everyone.
-        api_key_file: File that contains the key.
-        insecure: Whether to listen on other addresses than loopback without a key.
-        max_waiting: Maximum number of waiting requests per model, in addition to running ones.
-        read_seconds: Time limit for a client to send its headers, to send its body, and to read
-            what is written to it.
-        drain_seconds: Time limit for pending requests after a signal to stop.
-        step_seconds: Maximum duration of an engine step; a longer one ends the process.
-        verbose: Whether to log also requests, and what was selected for this processor.
-        log_format: Format of the log, `text` or `json`; the latter includes requests.
-    """
+    """Settings of the server as a whole."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     api_key: Annotated[str, Field(min_length=1)] | None = None
+    """Bearer token that clients must send; None accepts everyone."""
     api_key_file: str | None = None
+    """File that contains the key."""
     insecure: bool = False
+    """Whether to listen on other addresses than loopback without a key."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
+    """Maximum number of waiting requests per model, in addition to running ones."""
     read_seconds: Seconds = 30.0
+    """Time limit for a client to send its headers, to send its body, and to read what is written to
+    it."""
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
+    """Time limit for pending requests after a signal to stop."""
     step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
+    """Maximum duration of an engine step; a longer one ends the process."""
     verbose: bool = False
+    """Whether to log also requests, and what was selected for this processor."""
     log_format: LogFormat = "text"
+    """Format of the log, `text` or `json`; the latter includes requests."""
 
     def read_key(self) -> bytes | None:
-        """Return the API key, or None.
-
-        Raises:
-            ValueError: If the key file cannot be read or is empty, or no header can hold the key.
-        """
+        """Return the API key, or None."""
         if self.api_key is not None and self.api_key_file is not None:
             raise OptionError("api_key", None, "cannot be combined with api_key_file")
         if self.api_key_file is None:
@@ -155,11 +146,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def bind_socket(settings: Settings) -> socket.socket:
-    """Return a socket bound to the configured address.
-
-    Raises:
-        OptionError: If the address is not available.
-    """
+    """Return a socket bound to the configured address."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

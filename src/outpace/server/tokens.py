@@ -24,11 +24,7 @@ class DetokenizeRequest(StrictModel):
 
 
 def parse_prompt_request(body: bytes) -> ChatRequest | CompletionRequest:
-    """Return a request for a chat or, without messages, for a completion.
-
-    Raises:
-        HttpError: If a field is invalid.
-    """
+    """Return a request for a chat or, without messages, for a completion."""
     check_body_complexity(body)
     try:
         value = from_json(body)
@@ -40,11 +36,7 @@ def parse_prompt_request(body: bytes) -> ChatRequest | CompletionRequest:
 
 
 async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
-    """Return the token ids of the prompt of a request, which is not answered.
-
-    Raises:
-        HttpError: If the request is invalid, or has several prompts.
-    """
+    """Return the token ids of the prompt of a request, which is not answered."""
     handler = RequestHandler(service, parse_prompt_request(body))
     if len(handler.prompts) > 1:
         raise HttpError(400, "prompt: must be one prompt here", param="prompt")
@@ -54,11 +46,7 @@ async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
 
 
 async def count_tokens(service: Service, translation: Translation) -> dict[str, Any]:
-    """Return the number of tokens of a translated request, which is not answered.
-
-    Raises:
-        HttpError: If the request is invalid.
-    """
+    """Return the number of tokens of a translated request, which is not answered."""
     with translation.rename_faults():
         handler = RequestHandler(service, translation.request, translation)
         return {"input_tokens": len(await encode_prompt(handler))}
@@ -77,11 +65,7 @@ async def encode_prompt(handler: RequestHandler) -> list[int]:
 
 
 async def detokenize(service: Service, body: bytes) -> dict[str, Any]:
-    """Return the text of token ids, with special tokens.
-
-    Raises:
-        HttpError: If the request is invalid.
-    """
+    """Return the text of token ids, with special tokens."""
     request = parse_request(DetokenizeRequest, body)
     model = service.find_model(request.model)
     size = model.text.vocab_size

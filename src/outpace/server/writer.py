@@ -21,11 +21,7 @@ from outpace.server.schema import ChatRequest
 
 
 class AnswerWriter(ABC):
-    """Format of everything that is sent for one request.
-
-    Attributes:
-        id: Id of the answer.
-    """
+    """Format of everything that is sent for one request."""
 
     id: str
 
@@ -55,14 +51,10 @@ class AnswerWriter(ABC):
 
 
 class Translation(ABC):
-    """A request of another API, as a chat request.
-
-    Attributes:
-        RENAMED_FIELDS: Patterns of field paths of chat requests, and the paths of this API.
-        request: The chat request.
-    """
+    """A request of another API, as a chat request."""
 
     RENAMED_FIELDS: ClassVar[Mapping[str, str]]
+    """Patterns of field paths of chat requests, and the paths of this API."""
     request: ChatRequest
 
     @abstractmethod
@@ -108,19 +100,13 @@ def build_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
 
 @dataclass(slots=True)
 class Block:
-    """A block of an answer.
-
-    Attributes:
-        number: Number of the block in its answer.
-        kind: What it holds.
-        name: Function of a call.
-        text: Text, or arguments of a call, so far.
-    """
+    """A block of an answer."""
 
     number: int
     kind: Literal["thoughts", "text", "call"]
     name: str = ""
     text: str = ""
+    """Text, or arguments of a call, so far."""
 
 
 class BlockChange(NamedTuple):

@@ -30,17 +30,13 @@ MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safeten
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Progress of a run.
-
-    Attributes:
-        step: number of completed steps.
-        sums: metric sums since the last line of metrics; see `TrainingReport.pending_sums`.
-        examples: number of examples used so far; None in checkpoints without this count.
-    """
+    """Progress of a run."""
 
     step: int = 0
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Metric sums since the last line of metrics; see `TrainingReport.pending_sums`."""
     examples: int | None = None
+    """Number of examples used so far; None in checkpoints without this count."""
 
 
 class UnusableCheckpointError(Exception):
@@ -140,11 +136,7 @@ def restore_latest(
     optimizers: Sequence[Optimizer],
     print_line: Callable[[str], None] = print,
 ) -> TrainingProgress:
-    """Restore the newest usable checkpoint in place, and report those skipped.
-
-    Raises:
-        ValueError: there are checkpoints, but none is usable.
-    """
+    """Restore the newest usable checkpoint in place, and report those skipped."""
     found = list_checkpoints(folder)
     for path in reversed(found):
         try:
@@ -159,12 +151,7 @@ def restore_latest(
 def load_checkpoint(
     path: Path, model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> TrainingProgress:
-    """Restore model and optimizers in place.
-
-    Raises:
-        UnusableCheckpointError: the checkpoint is damaged or of another model; nothing was
-            changed.
-    """
+    """Restore model and optimizers in place."""
     progress, count = verify_checkpoint(path)
     with ExitStack() as stack:
         weights, states = (
@@ -200,15 +187,12 @@ def restore_optimizer(optimizer: Optimizer, prefix: str, states: ShardedTensors)
 
 
 class ShardedTensors:
-    """Tensors whose rows are stored in several files, in order.
-
-    Attributes:
-        shapes: shapes of the full tensors, by name.
-    """
+    """Tensors whose rows are stored in several files, in order."""
 
     def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
         self.files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
         self.shapes: dict[str, tuple[int, ...]] = {}
+        """Shapes of the full tensors, by name."""
         for name in self.files[0].keys():  # noqa: SIM118 - a safetensors file is not a mapping
             shapes = [tuple(file.get_slice(name).get_shape()) for file in self.files]
             rows = sum(shape[0] for shape in shapes) if shapes[0] else 0
@@ -235,9 +219,6 @@ def verify_checkpoint(path: Path) -> tuple[TrainingProgress, int]:
 
     Returns:
         Its progress, and the number of parts of each file.
-
-    Raises:
-        UnusableCheckpointError: a file is missing or damaged.
     """
     try:
         state = json.loads((path / STATE_FILE).read_text())

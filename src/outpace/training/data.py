@@ -153,11 +153,7 @@ def open_source(
 def parse_conversation(
     record: Any, place: str, fields: FieldNames | None = None
 ) -> AnsweredConversation:
-    """Return the messages of a record, the answer, and whether the answer is complete.
-
-    Raises:
-        ValueError: the record has no prompt and response; `place` is named.
-    """
+    """Return the messages of a record, the answer, and whether the answer is complete."""
     ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     if fields is not None and isinstance(record, dict):
         record = dict(zip(("prompt", "response"), map(record.get, fields), strict=True))
@@ -232,19 +228,16 @@ def check_utf8(text: str, place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One tokenized example.
-
-    Attributes:
-        prompt: token ids of the prompt, not trained on.
-        response: token ids of the response, including its end token if it has one.
-        marks: for each response token, whether it overlaps a match of `Data.mark`.
-        ended: whether the response is complete; truncated ones are not.
-    """
+    """One tokenized example."""
 
     prompt: list[int]
+    """Token ids of the prompt, not trained on."""
     response: list[int]
+    """Token ids of the response, including its end token if it has one."""
     marks: list[bool]
+    """For each response token, whether it overlaps a match of `Data.mark`."""
     ended: bool = True
+    """Whether the response is complete; truncated ones are not."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
@@ -252,41 +245,38 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Source and preparation of training examples.
-
-    Attributes:
-        path: a JSON Lines file of `{"prompt", "response"}` or `{"messages": [...]}`, or in
-            ShareGPT, Alpaca or plain `{"text"}` format; a Hugging Face data set with such columns,
-            `hub:owner/name:config:split`; generated problems, `story:train`, `sudoku:train` or
-            `table:train`; or several of these. A response has no end token if its line has the
-            `finish_reason` "length".
-        fields: names of the prompt and response fields, if they differ.
-        turns: mixing ratio of several paths: examples of each per turn; 1 each by default.
-        drills: fraction of stories replaced by a line of bare equations (`story:` only).
-        plain: whether answers use the first wording of each sentence (`story:` only).
-        template: variables of the chat template, such as `enable_thinking`.
-        mark: a regular expression; response tokens that overlap a match are marked, so that an
-            objective can weight them or start there.
-        end: the token that ends a response; the tokenizer's end-of-sequence by default.
-        longest: maximum tokens of an example; longer ones are truncated. Also limited by the
-            model's length.
-        features: for a draft, a folder for the target's features of all examples, which are
-            computed once and then read instead of being recomputed in each step.
-        other_target: for a draft, whether answers may be those of another target with the same
-            tokenizer and chat template.
-    """
+    """Source and preparation of training examples."""
 
     path: str | tuple[str, ...]
+    """A JSON Lines file of `{"prompt", "response"}` or `{"messages": [...]}`, or in ShareGPT,
+    Alpaca or plain `{"text"}` format; a Hugging Face data set with such columns,
+    `hub:owner/name:config:split`; generated problems, `story:train`, `sudoku:train` or
+    `table:train`; or several of these. A response has no end token if its line has the
+    `finish_reason` "length"."""
     fields: tuple[str, str] | None = None
+    """Names of the prompt and response fields, if they differ."""
     turns: tuple[Count, ...] | None = None
+    """Mixing ratio of several paths: examples of each per turn; 1 each by default."""
     drills: Fraction = 0.0
+    """Fraction of stories replaced by a line of bare equations (`story:` only)."""
     plain: bool = False
+    """Whether answers use the first wording of each sentence (`story:` only)."""
     template: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking`."""
     mark: str | None = None
+    """A regular expression; response tokens that overlap a match are marked, so that an objective
+    can weight them or start there."""
     end: str | None = None
+    """The token that ends a response; the tokenizer's end-of-sequence by default."""
     longest: Annotated[int, Bounds(2, MAX_COUNT)] = 4096
+    """Maximum tokens of an example; longer ones are truncated. Also limited by the model's length.
+    Maximum tokens of an example; longer ones are truncated. Also limited by the model's length."""
     features: str | None = None
+    """For a draft, a folder for the target's features of all examples, which are computed once and
+    then read instead of being recomputed in each step."""
     other_target: bool = False
+    """For a draft, whether answers may be those of another target with the same tokenizer and chat
+    template."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -483,12 +473,7 @@ FINGERPRINT_FIELD = "fingerprint"
 
 
 def check_origin(examples: Examples, target: str) -> None:
-    """Compare the fingerprint of each line that has one with that of a target, given by name.
-
-    Raises:
-        ValueError: a line was made by another target, unless `Data.other_target` is set, or with
-            another tokenizer or chat template. Line and differences are named.
-    """
+    """Compare the fingerprint of each line that has one with that of a target, given by name."""
     data = examples.data
     expected: Fingerprint | None = None
     for source in examples.sources:

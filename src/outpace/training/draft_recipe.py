@@ -34,9 +34,6 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
         data: folder that `outpace data` wrote.
         out: folder of the run.
         template: variables of the chat template.
-
-    Raises:
-        ValueError: the target has no configuration, or a line of the data is invalid.
     """
     device = resolve_device(None)
     on_gpu, half = device.type != "cpu", computes_bfloat16(device)

@@ -29,17 +29,14 @@ from outpace.training.rows import pack_documents
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDecoder:
-    """Method and companion models of an export.
-
-    Attributes:
-        method: name and options of the method; empty for the default of the model's family.
-        target: the model that the export is a draft of.
-        base: the model that the export is an adapter of.
-    """
+    """Method and companion models of an export."""
 
     method: Mapping[str, Any]
+    """Name and options of the method; empty for the default of the model's family."""
     target: str | None = None
+    """The model that the export is a draft of."""
     base: str | None = None
+    """The model that the export is an adapter of."""
 
     def method_options(self, export: str) -> dict[str, Any]:
         return {**self.method, **({"draft": export} if self.target else {})}
@@ -69,32 +66,29 @@ COPY_FOLDER = ".decode"
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Held-out examples, and how and how often they are evaluated.
-
-    Attributes:
-        path: source of the examples, as `Data.path`; generated problems use `story:test` or
-            `table:test`.
-        fields: names of the prompt and response fields; as in the data by default.
-        every: steps between validations; there is also one before training and one after it.
-        examples: number of examples, the same each time, with the same noise.
-        decode: number of them that are also decoded greedily, with a temporary export.
-        max_tokens: maximum tokens of a decoded answer.
-        judge: comparison of answers with responses: `exact`, or `number`, which compares the
-            last numbers in them.
-        method: name and options of the decoding method; the objective's or family's by default.
-        best: figure by which the best export is kept in the folder `best` of the run; a loss is
-            better if lower, other figures if higher.
-    """
+    """Held-out examples, and how and how often they are evaluated."""
 
     path: str | tuple[str, ...]
+    """Source of the examples, as `Data.path`; generated problems use `story:test` or `table:test`.
+    Source of the examples, as `Data.path`; generated problems use `story:test` or `table:test`."""
     fields: tuple[str, str] | None = None
+    """Names of the prompt and response fields; as in the data by default."""
     every: Count = 200
+    """Steps between validations; there is also one before training and one after it."""
     examples: Count = 64
+    """Number of examples, the same each time, with the same noise."""
     decode: NonNegativeInt = 0
+    """Number of them that are also decoded greedily, with a temporary export."""
     max_tokens: Count = 128
+    """Maximum tokens of a decoded answer."""
     judge: Literal["exact", "number"] = "exact"
+    """Comparison of answers with responses: `exact`, or `number`, which compares the last numbers
+    in them."""
     method: Mapping[str, Any] = field(default_factory=dict)
+    """Name and options of the decoding method; the objective's or family's by default."""
     best: str | None = None
+    """Figure by which the best export is kept in the folder `best` of the run; a loss is better if
+    lower, other figures if higher."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -16,41 +16,38 @@ MAX_BATCH, MAX_BATCH_TOKENS = 2**16, 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """Length, batches, parallelism and logging of a training run.
-
-    Attributes:
-        steps: updates of the weights.
-        epochs: passes over the data, instead of `steps`.
-        batch: examples per update, over all processes.
-        tokens: tokens per update, over all processes, instead of `batch`: examples are taken
-            until they contain this many.
-        balance: assign examples to processes and micro-batches by token count instead of
-            round-robin; the update is the same up to rounding.
-        accumulation: micro-batches per process and update (gradient accumulation).
-        seed: of the data order, the noise and fresh weights.
-        precision: `no` (the dtype of the weights) or `bf16` (autocast).
-        log_every: steps between lines of the log.
-        save_every: steps between checkpoints.
-        recompute: keep only the inputs of blocks and recompute activations in the backward pass
-            (gradient checkpointing): a third more compute, far less memory, the same loss.
-        shard: shard weights, gradients and optimizer states over processes (FSDP2) instead of
-            replicating them; in `bf16` forwards use bfloat16 weights.
-        tracker: experiment tracker for the metrics: `tensorboard`, `trackio` or `wandb`.
-    """
+    """Length, batches, parallelism and logging of a training run."""
 
     steps: Count = 1000
+    """Updates of the weights."""
     epochs: PositiveFloat | None = None
+    """Passes over the data, instead of `steps`."""
     batch: Annotated[int, Bounds(1, MAX_BATCH)] = 32
+    """Examples per update, over all processes."""
     tokens: Annotated[int, Bounds(1, MAX_BATCH_TOKENS)] | None = None
+    """Tokens per update, over all processes, instead of `batch`: examples are taken until they
+    contain this many."""
     balance: bool = False
+    """Assign examples to processes and micro-batches by token count instead of round-robin; the
+    update is the same up to rounding."""
     accumulation: Annotated[int, Bounds(1, MAX_BATCH)] = 1
+    """Micro-batches per process and update (gradient accumulation)."""
     seed: RandomSeed = 0
+    """Of the data order, the noise and fresh weights."""
     precision: Literal["no", "bf16"] = "no"
+    """`no` (the dtype of the weights) or `bf16` (autocast)."""
     log_every: Count = 20
+    """Steps between lines of the log."""
     save_every: Count = 200
+    """Steps between checkpoints."""
     recompute: bool = False
+    """Keep only the inputs of blocks and recompute activations in the backward pass (gradient
+    checkpointing): a third more compute, far less memory, the same loss."""
     shard: bool = False
+    """Shard weights, gradients and optimizer states over processes (FSDP2) instead of replicating
+    them; in `bf16` forwards use bfloat16 weights."""
     tracker: str | None = None
+    """Experiment tracker for the metrics: `tensorboard`, `trackio` or `wandb`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

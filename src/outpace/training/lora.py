@@ -24,21 +24,17 @@ MAX_RANK = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Adapted matrices, and the rank and scale of their updates.
-
-    Attributes:
-        rank: rank of each update.
-        alpha: an update is scaled by alpha / rank.
-        dropout: fraction of an update's inputs that are dropped in training.
-        targets: published names of matrices, such as `q_proj`; all attention matrices by default.
-        init: folder or hub name of an adapter to train further, of the same rank and matrices.
-    """
+    """Adapted matrices, and the rank and scale of their updates."""
 
     rank: Annotated[int, Bounds(1, MAX_RANK)] = 32
     alpha: PositiveFloat = 32.0
+    """An update is scaled by alpha / rank."""
     dropout: Annotated[float, Bounds(0, 1, below=True)] = 0.0
+    """Fraction of an update's inputs that are dropped in training."""
     targets: tuple[str, ...] = ()
+    """Published names of matrices, such as `q_proj`; all attention matrices by default."""
     init: str | None = None
+    """Folder or hub name of an adapter to train further, of the same rank and matrices."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -109,11 +105,7 @@ class AdaptedLinear(nn.Module):
 
 
 def attach_adapter(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
-    """Freeze a model and attach updates to the matrices chosen by `lora`, in place.
-
-    Raises:
-        ValueError: the model has no matrix of a name in `targets`.
-    """
+    """Freeze a model and attach updates to the matrices chosen by `lora`, in place."""
     model.requires_grad_(False)
     family = FAMILIES[model.config.family]
     linears = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)]

@@ -16,16 +16,13 @@ SplitItem = TypeVar("SplitItem")
 
 
 class MicroBatches:
-    """Examples of each step, a function of the settings and the lengths of earlier examples.
-
-    Attributes:
-        first_examples: number of the first example of each step visited so far.
-    """
+    """Examples of each step, a function of the settings and the lengths of earlier examples."""
 
     def __init__(self, loop: Loop, processes: int, example: Callable[[int], Example]) -> None:
         """Initialize; `example` loads an example by number."""
         self.loop, self.processes, self.load_example = loop, processes, example
         self.first_examples = {0: 0}
+        """Number of the first example of each step visited so far."""
 
     def first_example(self, step: int) -> int:
         """Return the number of a step's first example.

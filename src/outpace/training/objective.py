@@ -24,15 +24,12 @@ from outpace.training.rows import UNSCORED, Rows
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """The hidden states of a target that a loss reads.
-
-    Attributes:
-        layers: layers whose outputs are the draft's features.
-        last: whether states after the final norm are included, for the target's distributions.
-    """
+    """The hidden states of a target that a loss reads."""
 
     layers: tuple[int, ...]
+    """Layers whose outputs are the draft's features."""
     last: bool
+    """Whether states after the final norm are included, for the target's distributions."""
 
     def feature_width(self, target: ModelConfig) -> int:
         """Return the width of a stored row."""
@@ -78,15 +75,12 @@ TargetFunction = Callable[[Tensor], Tensor]
 
 @dataclass(slots=True)
 class Loss:
-    """A summed loss over rows, with metrics.
-
-    Attributes:
-        total: weighted sum over the rows; the trainer divides it by their normaliser.
-        metrics: name to (sum, count); the quotient of the sums over all processes is reported.
-    """
+    """A summed loss over rows, with metrics."""
 
     total: Tensor
+    """Weighted sum over the rows; the trainer divides it by their normaliser."""
     metrics: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Name to (sum, count); the quotient of the sums over all processes is reported."""
 
 
 @dataclass(slots=True)
@@ -99,15 +93,12 @@ class Models:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A training objective; the fields of a subclass are its options.
-
-    Attributes:
-        roles: roles of the reference models that the loss needs.
-        method: decoding method that it trains for, if not the default of the model's family.
-    """
+    """A training objective; the fields of a subclass are its options."""
 
     roles: ClassVar[tuple[str, ...]] = ()
+    """Roles of the reference models that the loss needs."""
     method: ClassVar[str | None] = None
+    """Decoding method that it trains for, if not the default of the model's family."""
 
     @property
     def needs_teacher(self) -> bool:

@@ -19,29 +19,26 @@ Momentum = Annotated[float, Bounds(0, 1, below=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Optimizer, learning-rate schedule and gradient clipping.
-
-    Attributes:
-        optimizer: `adamw`, or `muon` (Jordan et al., 2024) for matrices and AdamW for the rest.
-        lr: peak learning rate; Muon's updates are scaled to AdamW's size, so both share it.
-        warmup: steps over which the rate rises linearly from zero.
-        decay: fraction of the steps, at the end, over which it falls; 0 is a constant rate.
-        schedule: shape of the decay, `linear` or `cosine`.
-        least: fraction of `lr` at the end of the decay.
-        weight_decay: decoupled decay of matrices.
-        betas: of AdamW.
-        clip: maximum gradient norm; 0 disables clipping.
-    """
+    """Optimizer, learning-rate schedule and gradient clipping."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
+    """`adamw`, or `muon` (Jordan et al., 2024) for matrices and AdamW for the rest."""
     lr: Annotated[float, Bounds(0, 100, above=True)] = 3e-4
+    """Peak learning rate; Muon's updates are scaled to AdamW's size, so both share it."""
     warmup: NonNegativeInt = 50
+    """Steps over which the rate rises linearly from zero."""
     decay: Fraction = 0.35
+    """Fraction of the steps, at the end, over which it falls; 0 is a constant rate."""
     schedule: Literal["linear", "cosine"] = "linear"
+    """Shape of the decay, `linear` or `cosine`."""
     least: Fraction = 0.0
+    """Fraction of `lr` at the end of the decay."""
     weight_decay: Annotated[float, Bounds(0, 100)] = 0.02
+    """Decoupled decay of matrices."""
     betas: tuple[Momentum, Momentum] = (0.9, 0.98)
+    """Of AdamW."""
     clip: Weight = 1.0
+    """Maximum gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -89,26 +89,23 @@ def read_tokens(path: Path, draft: Draft) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
-    """Initial weights, configuration and tokenizer.
-
-    Attributes:
-        init: folder or name of the checkpoint to start from; without it, weights are random.
-        config: content of a `config.json`, or changes to fields of `init`'s.
-        tokenizer: folder or name of the tokenizer; `init`'s or `target`'s by default. A path is
-            relative to the working directory.
-        target: folder or name of the frozen model that a draft is trained for.
-        dtype: of frozen weights: those of a target, or under an adapter.
-        quantize: format of a target's matrices on a CPU: `native` keeps those that its file stores
-            in 4 to 8 bits, `int8` and `int4` round them, and `none` has all in `dtype`. They are
-            multiplied by the loops that decode. On a GPU `native` is `none`.
-    """
+    """Initial weights, configuration and tokenizer."""
 
     init: str | None = None
+    """Folder or name of the checkpoint to start from; without it, weights are random."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Content of a `config.json`, or changes to fields of `init`'s."""
     tokenizer: str | None = None
+    """Folder or name of the tokenizer; `init`'s or `target`'s by default. A path is relative to the
+    working directory."""
     target: str | None = None
+    """Folder or name of the frozen model that a draft is trained for."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of frozen weights: those of a target, or under an adapter."""
     quantize: Literal["native", "int8", "int4", "none"] = "native"
+    """Format of a target's matrices on a CPU: `native` keeps those that its file stores in 4 to 8
+    bits, `int8` and `int4` round them, and `none` has all in `dtype`. They are multiplied by the
+    loops that decode. On a GPU `native` is `none`."""
 
     @property
     def tokenizer_source(self) -> str:

@@ -54,11 +54,7 @@ class MetricAccumulator:
 
 
 def compute_means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Divide each sum by its count.
-
-    Raises:
-        ValueError: a mean is not finite, so the run has diverged.
-    """
+    """Divide each sum by its count."""
     quotients = {name: total / max(over, 1e-9) for name, (total, over) in sums.items()}
     if diverged := [name for name, value in quotients.items() if not math.isfinite(value)]:
         raise ValueError(
@@ -185,11 +181,7 @@ class TrainingReport:
             self.print_line(f"held out, after step {step}  {format_figures(figures)}")
 
     def is_best(self, name: str) -> bool:
-        """Return whether the last validation has the best figure of this name so far.
-
-        Raises:
-            ValueError: a validation has no such figure.
-        """
+        """Return whether the last validation has the best figure of this name so far."""
         lines = [json.loads(line) for line in (self.out / HELD_OUT_FILE).read_text().splitlines()]
         if name not in lines[-1]:
             known = ", ".join(figure for figure in lines[-1] if figure != "step")

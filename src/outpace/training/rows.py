@@ -24,26 +24,22 @@ UNSCORED = -100
 
 @dataclass(slots=True)
 class Rows:
-    """T rows of one or more packed documents, on one flat axis.
-
-    Attributes:
-        ids: `i64[T]`.
-        positions: `i64[T]`, rotary positions.
-        ranges: `i32[T, 2, 2]`, at most two half-open ranges of keys per row.
-        labels: `i64[T]`, the label of each row (the model's shift is already applied), or
-            `UNSCORED`.
-        weights: `f32[T]`, weights of scored rows in the loss.
-        normaliser: expected sum of the weights, by which the loss is divided.
-        features: `[C, width]`, stored target features of the C plain-text rows (`FeatureSpec`).
-    """
+    """T rows of one or more packed documents, on one flat axis."""
 
     ids: Tensor
+    """`i64[T]`."""
     positions: Tensor
+    """`i64[T]`, rotary positions."""
     ranges: Tensor
+    """`i32[T, 2, 2]`, at most two half-open ranges of keys per row."""
     labels: Tensor
+    """`i64[T]`, the label of each row (the model's shift is already applied), or `UNSCORED`."""
     weights: Tensor
+    """`f32[T]`, weights of scored rows in the loss."""
     normaliser: float
+    """Expected sum of the weights, by which the loss is divided."""
     features: Tensor | None = None
+    """`[C, width]`, stored target features of the C plain-text rows (`FeatureSpec`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,17 +92,14 @@ def pack_documents(parts: Sequence[Rows]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A padded response, with the weight of each token in the loss.
-
-    Attributes:
-        tokens: `i64[n]`, without the prompt.
-        token_weights: `f64[n]`.
-        marked: `bool[n]`, see `Data.mark`.
-    """
+    """A padded response, with the weight of each token in the loss."""
 
     tokens: Ints
+    """`i64[n]`, without the prompt."""
     token_weights: Floats
+    """`f64[n]`."""
     marked: Bools
+    """`bool[n]`, see `Data.mark`."""
 
     def __len__(self) -> int:
         return len(self.tokens)

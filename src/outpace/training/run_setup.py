@@ -32,11 +32,7 @@ def require_tokenizer(folder: Path) -> Tokenizer:
 def check_reference_models(
     objective: Objective, model: Stack, others: Mapping[str, Transformer]
 ) -> dict[str, Transformer]:
-    """Return the reference models.
-
-    Raises:
-        ValueError: their roles are not the objective's, or the model cannot be trained.
-    """
+    """Return the reference models."""
     check_trainable(model.config)
     if set(others) != set(objective.roles):
         raise ValueError(

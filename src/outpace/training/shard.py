@@ -24,11 +24,7 @@ from outpace.training.optim import Optim
 def prepare_training(
     scored: LossModule, optim: Optim, accelerator: Accelerator, *, sharded: bool
 ) -> tuple[Any, ...]:
-    """Wrap a loss module and its optimizers for data parallelism: replicated, or sharded.
-
-    Raises:
-        ValueError: the objective runs an unequal number of forwards, which cannot be sharded.
-    """
+    """Wrap a loss module and its optimizers for data parallelism: replicated, or sharded."""
     others, device = scored.models.others.values(), accelerator.device
     if sharded:
         if not scored.objective.has_fixed_forwards:

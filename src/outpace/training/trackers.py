@@ -31,11 +31,7 @@ def raise_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_folder(out: Path) -> Iterator[None]:
-    """Lock a folder against other trainers; the lock is released when the process dies.
-
-    Raises:
-        ValueError: another process holds the lock, or the folder cannot be written.
-    """
+    """Lock a folder against other trainers; the lock is released when the process dies."""
     with raise_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK_FILE).open("w")

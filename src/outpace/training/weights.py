@@ -67,9 +67,6 @@ def adapt_checkpoint(
     """Load a checkpoint under its `config.json` with some fields changed.
 
     If the shift is removed, queries are rotated back by one position; see `shift_queries`.
-
-    Raises:
-        ValueError: the changes alter the shapes of weights.
     """
     check_trainable(load_config(init))
     source = load_model(init, dtype=dtype, plain=True)

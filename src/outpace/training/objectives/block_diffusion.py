@@ -26,33 +26,31 @@ class BlockDiffusion(Objective):
     Block diffusion as in BD3-LM (Arriola et al., 2025, section 4), SDAR (Cheng et al., 2025) and
     Fast-dLLM v2 (Wu et al., 2025). Blocks are counted from the first token of the prompt, as in
     decoding. In each block every response token is masked with the same random probability t.
-
-    Attributes:
-        block: tokens per block; the model's by default.
-        least: minimum of t.
-        weighting: weight of a mask: 1/t (`inverse`), or 1 (`uniform`).
-        complement: whether a second stream masks the complementary tokens, so that each token is
-            predicted once; needs `uniform` (Fast-dLLM v2).
-        ahead: weight of the last row of each block in the clean stream. In a model of shift 1 it
-            predicts the first token of the next block, as in decoding; the authors of
-            Fast-dLLM v2 train this in the masked streams only.
-        end_weight: weight of the padding end tokens after a response, up to the end of its block.
-        mark_weight: weight of marked tokens (see `Data.mark`).
-        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
-        mask_id: the mask token; set by the model.
     """
 
     method: ClassVar[str | None] = "block_diffusion"
 
     block: Count | None = None
+    """Tokens per block; the model's by default."""
     least: OpenFraction = 1e-3
+    """Minimum of t."""
     weighting: BlockWeighting = "inverse"
+    """Weight of a mask: 1/t (`inverse`), or 1 (`uniform`)."""
     complement: bool = False
+    """Whether a second stream masks the complementary tokens, so that each token is predicted once;
+    needs `uniform` (Fast-dLLM v2)."""
     ahead: Weight = 1.0
+    """Weight of the last row of each block in the clean stream. In a model of shift 1 it predicts
+    the first token of the next block, as in decoding; the authors of Fast-dLLM v2 train this in
+    the masked streams only."""
     end_weight: Weight = 1.0
+    """Weight of the padding end tokens after a response, up to the end of its block."""
     mark_weight: Weight = 1.0
+    """Weight of marked tokens (see `Data.mark`)."""
     shift: Annotated[int, Bounds(0, 1)] | None = None
+    """1 if row p - 1 predicts slot p, 0 if row p does; set by the model."""
     mask_id: TokenId | None = None
+    """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

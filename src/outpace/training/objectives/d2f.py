@@ -55,22 +55,13 @@ from outpace.training.rows import (
 
 
 class Pipeline:
-    """Initially fully masked responses, filled with their true tokens as decoding would.
-
-    Attributes:
-        places: `i64[holes]`, rows that predict the holes.
-        block_numbers: `i64[holes]`, block of each hole.
-        sizes: `i64[blocks]`, number of holes of each block.
-        is_first: `bool[blocks]`, whether a block is the first of its response.
-        unfilled: `bool[holes]`, whether a hole is still masked.
-        appended: `bool[blocks]`, whether a block has been appended.
-        open_holes: `i64[scored]`, the holes scored in the last state.
-    """
+    """Initially fully masked responses, filled with their true tokens as decoding would."""
 
     def __init__(self, rows: Rows, shift: int) -> None:
         """Find the blocks of rows whose response tokens are all masked and scored."""
         self.rows, self.shift = rows, shift
         self.places = torch.nonzero(rows.labels != UNSCORED).squeeze(1)
+        """`i64[holes]`, rows that predict the holes."""
         slots = self.places.cpu() + shift
         _, number, sizes = torch.unique_consecutive(
             rows.ranges[slots, 0, 1], return_inverse=True, return_counts=True
@@ -84,8 +75,11 @@ class Pipeline:
         self.block_numbers, self.sizes, self.is_first = (
             t.to(device) for t in (number, sizes, leads)
         )
+        """`i64[holes]`, `i64[blocks]` and `bool[blocks]`: the last is the first of a response."""
         self.unfilled = torch.ones_like(self.places, dtype=torch.bool)
+        """`bool[holes]`, whether a hole is still masked."""
         self.appended = torch.zeros_like(self.is_first)
+        """`bool[blocks]`, whether a block has been appended."""
 
     def append_blocks(self) -> Rows:
         """Append a block to each response whose last block is filled enough; return the state.
@@ -134,47 +128,45 @@ class D2F(Objective):
     teacher, a copy of its initial weights with full attention over the same noisy tokens. By
     default, the direction of the divergence and the weight 1/p of a masked token follow the
     authors' code.
-
-    Attributes:
-        block: tokens per block; the last one may be shorter.
-        canvas: minimum and maximum length to which the response is padded with end tokens, drawn
-            per example; by default it is not padded.
-        padding: whether end tokens at the end of a response are masked and scored. If not, the
-            noise rises up to the token before them, as in a later version of the authors' code
-            (branch `loss-without-eospadding`, for Dream).
-        noise: bounds of the masked fraction. The first block's is uniform between them; later
-            ones rise by random steps, on average to halfway to the upper bound.
-        monotone: if false, each block's fraction is drawn independently, the baseline in Table 4
-            of the paper.
-        hard: weight of the true token in the target distribution; 1 trains without a teacher.
-        reverse: minimize KL(student || teacher) as in equation 3 of the paper, instead of the
-            cross-entropy to the teacher as in the authors' code.
-        easy: fraction of examples whose unmarked tokens are masked less, by a factor uniform in
-            [0, 1], as when decoding has filled the easy positions first (see `Data.mark`).
-        unroll: number of forwards of pipelined decoding whose states replace random noise: all
-            tokens start masked, and after each forward those that decoding would fill are filled
-            with their true tokens. 0 uses random noise.
-        confidence: confidence threshold of this simulated decoding.
-        mark_weight: weight of marked tokens (see `Data.mark`).
-        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
-        mask_id: the mask token; set by the model.
     """
 
     method: ClassVar[str | None] = "d2f"
 
     block: Count = D2F_BLOCK_SIZE
+    """Tokens per block; the last one may be shorter."""
     canvas: tuple[Count, Count] | None = None
+    """Minimum and maximum length to which the response is padded with end tokens, drawn per
+    example; by default it is not padded."""
     padding: bool = True
+    """Whether end tokens at the end of a response are masked and scored. If not, the noise rises up
+    to the token before them, as in a later version of the authors' code (branch
+    `loss-without-eospadding`, for Dream)."""
     noise: tuple[Fraction, Fraction] = (0.2, 0.7)
+    """Bounds of the masked fraction. The first block's is uniform between them; later ones rise by
+    random steps, on average to halfway to the upper bound."""
     monotone: bool = True
+    """If false, each block's fraction is drawn independently, the baseline in Table 4 of the paper.
+    If false, each block's fraction is drawn independently, the baseline in Table 4 of the paper."""
     hard: Fraction = 0.0
+    """Weight of the true token in the target distribution; 1 trains without a teacher."""
     reverse: bool = False
+    """Minimize KL(student || teacher) as in equation 3 of the paper, instead of the cross-entropy
+    to the teacher as in the authors' code."""
     easy: Fraction = 0.0
+    """Fraction of examples whose unmarked tokens are masked less, by a factor uniform in [0, 1], as
+    when decoding has filled the easy positions first (see `Data.mark`)."""
     unroll: NonNegativeInt = 0
+    """Number of forwards of pipelined decoding whose states replace random noise: all tokens start
+    masked, and after each forward those that decoding would fill are filled with their true
+    tokens. 0 uses random noise."""
     confidence: Fraction = D2F_CONFIDENCE
+    """Confidence threshold of this simulated decoding."""
     mark_weight: Weight = 1.0
+    """Weight of marked tokens (see `Data.mark`)."""
     shift: Annotated[int, Bounds(0, 1)] | None = None
+    """1 if row p - 1 predicts slot p, 0 if row p does; set by the model."""
     mask_id: TokenId | None = None
+    """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

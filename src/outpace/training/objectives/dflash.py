@@ -73,25 +73,22 @@ TOTAL_VARIATION = 0.9
 
 @dataclass(slots=True)
 class DraftPasses:
-    """Outputs of target and draft for packed rows.
-
-    Attributes:
-        block: `bool[T]`, whether a packed row is a block row.
-        labels: `i64[R]`, labels of block rows.
-        hidden: `[R, dim]`, the draft's hidden states.
-        before: `i64[R]`, index of the context row that predicts the same slot.
-        previous: `i64[C]`, tokens of the context rows; the one before a slot is that of the row
-            that predicts it.
-        context: `[C, dim]`, the target's hidden states after the final norm; None unless its
-            distributions are the targets.
-    """
+    """Outputs of target and draft for packed rows."""
 
     block: Tensor
+    """`bool[T]`, whether a packed row is a block row."""
     labels: Tensor
+    """`i64[R]`, labels of block rows."""
     hidden: Tensor
+    """`[R, dim]`, the draft's hidden states."""
     before: Tensor
+    """`i64[R]`, index of the context row that predicts the same slot."""
     previous: Tensor
+    """`i64[C]`, tokens of the context rows; the one before a slot is that of the row that predicts
+    it."""
     context: Tensor | None
+    """`[C, dim]`, the target's hidden states after the final norm; None unless its distributions
+    are the targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,43 +103,41 @@ class DFlash(Objective):
     A draft with heads (DSpark, DeepSeek-AI, 2026, section 3.3) predicts from the token of its block
     on. Its Markov head reads the true token before each slot. Its confidence head predicts the
     acceptance rate of the draft, from the distance of both distributions.
-
-    Attributes:
-        anchors: blocks per example, at new random anchors each time; fewer in short examples.
-        fixed: adjacent blocks over the response instead of random anchors.
-        shortest: least length of a block, which is then random; all have the draft's by default.
-        gamma: decay constant in tokens of the weight of a mask; by block size unless given, 0
-            for equal weights.
-        dpace: weight each mask by the expected acceptance length instead (D-PACE), and normalise
-            by examples, not by weights.
-        alpha: D-PACE's smoothing of probabilities p, to (1 - alpha) p + alpha.
-        divergence: use the KL divergence from the target's distribution instead of the
-            cross-entropy of the token.
-        total_variation: share of the L1 distance from the target's distribution in the loss, in
-            place of the cross-entropy; 0.9 for a draft with heads, 0 for others.
-        confidence: weight of the cross-entropy of the confidence head; 1 for a draft with one.
-        block: length of a block including its first token; set by the draft.
-        mask_id: the mask token; set by the draft.
-        length: maximum positions of the draft; set by it.
-        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the draft.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
     method: ClassVar[str | None] = "dflash"
 
     anchors: Count = 512
+    """Blocks per example, at new random anchors each time; fewer in short examples."""
     fixed: bool = False
+    """Adjacent blocks over the response instead of random anchors."""
     shortest: Count | None = None
+    """Least length of a block, which is then random; all have the draft's by default."""
     gamma: Weight | None = None
+    """Decay constant in tokens of the weight of a mask; by block size unless given, 0 for equal
+    weights."""
     dpace: bool = False
+    """Weight each mask by the expected acceptance length instead (D-PACE), and normalise by
+    examples, not by weights."""
     alpha: Fraction = 0.5
+    """D-PACE's smoothing of probabilities p, to (1 - alpha) p + alpha."""
     divergence: bool = False
+    """Use the KL divergence from the target's distribution instead of the cross-entropy of the
+    token."""
     total_variation: Fraction | None = None
+    """Share of the L1 distance from the target's distribution in the loss, in place of the
+    cross-entropy; 0.9 for a draft with heads, 0 for others."""
     confidence: Weight | None = None
+    """Weight of the cross-entropy of the confidence head; 1 for a draft with one."""
     block: Count | None = None
+    """Length of a block including its first token; set by the draft."""
     mask_id: TokenId | None = None
+    """The mask token; set by the draft."""
     length: Count | None = None
+    """Maximum positions of the draft; set by it."""
     shift: Annotated[int, Bounds(0, 1)] | None = None
+    """1 if row p - 1 predicts slot p, 0 if row p does; set by the draft."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

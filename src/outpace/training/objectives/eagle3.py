@@ -40,19 +40,17 @@ class Eagle3(Objective):
     token i; each step's input is the row's state of the previous step and the next token, as in
     drafting. It attends to the first step of earlier rows, and to its own steps. Each step is
     scored against the target's distribution over the draft's vocabulary.
-
-    Attributes:
-        tokens: number of unrolled steps, one drafted token each.
-        discount: weight of a step relative to the previous one.
-        length: maximum positions of the draft; set by it.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
     method: ClassVar[str | None] = "eagle"
 
     tokens: Count = 7
+    """Number of unrolled steps, one drafted token each."""
     discount: Fraction = 0.8
+    """Weight of a step relative to the previous one."""
     length: Count | None = None
+    """Maximum positions of the draft; set by it."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -196,12 +194,7 @@ def shift_rows(rows: Tensor, by: int, fill: int) -> Tensor:
 
 
 class UnrolledAttention:
-    """Attention over unrolled steps: a row attends to earlier rows' first step and its own steps.
-
-    Attributes:
-        keys: `[T, H, D]` by step.
-        values: `[T, H, D]` by step.
-    """
+    """Attention over unrolled steps: a row sees earlier rows' first step and its own steps."""
 
     def __init__(self, spans: Sequence[RowRange], device: torch.device) -> None:
         """Prepare the padded layout of the texts in `spans`."""
@@ -211,7 +204,9 @@ class UnrolledAttention:
         self.places = torch.where(self.is_real, starts[:, None] + steps, 0)
         self.causal_mask = steps > steps[:, None]
         self.keys: dict[int, Tensor] = {}
+        """`[T, H, D]` by step."""
         self.values: dict[int, Tensor] = {}
+        """`[T, H, D]` by step."""
 
     def step_attention(self, step: int) -> Attend:
         """Return the attention of a step; a repeated step overwrites its keys."""

@@ -60,48 +60,46 @@ class MDLM(Objective):
       tokens before their start. This gives several times as many predictions per row, though
       clean tokens do not attend to masks.
     - Causal: next-token rows.
-
-    Attributes:
-        canvas: minimum and maximum length to which the response is padded with end tokens, drawn
-            per example; by default it is not padded.
-        least: minimum masked fraction of uniform rows.
-        suffix: fraction of examples with suffix rows.
-        anchored: fraction of examples with anchored rows.
-        causal: fraction of examples with causal rows.
-        starts: fraction of suffixes that start on a marked token (see `Data.mark`).
-        short: fraction of suffixes with a random small number of masks instead of all up to the
-            end of the canvas, as with a limited lookahead.
-        anchors: suffixes per anchored example.
-        longest: maximum masks of an anchored suffix.
-        scored: fraction of anchored examples whose clean copy is causal and scored.
-        peak: weight of the first masked token of a suffix in excess of `floor`.
-        floor: weight of masked tokens far from the start of a suffix.
-        decay: decay constant in slots of the excess weight.
-        suffix_weight: weight of suffix rows.
-        end_weight: weight of padding end tokens.
-        mark_weight: weight of marked tokens.
-        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
-        mask_id: the mask token; set by the model.
     """
 
     canvas: tuple[Count, Count] | None = None
+    """Minimum and maximum length to which the response is padded with end tokens, drawn per
+    example; by default it is not padded."""
     least: OpenFraction = 1e-3
+    """Minimum masked fraction of uniform rows."""
     suffix: Fraction = 0.0
+    """Fraction of examples with suffix rows."""
     anchored: Fraction = 0.0
+    """Fraction of examples with anchored rows."""
     causal: Fraction = 0.0
+    """Fraction of examples with causal rows."""
     starts: Fraction = 0.0
+    """Fraction of suffixes that start on a marked token (see `Data.mark`)."""
     short: Fraction = 0.5
+    """Fraction of suffixes with a random small number of masks instead of all up to the end of the
+    canvas, as with a limited lookahead."""
     anchors: Count = 6
+    """Suffixes per anchored example."""
     longest: Count = 16
+    """Maximum masks of an anchored suffix."""
     scored: Fraction = 0.0
+    """Fraction of anchored examples whose clean copy is causal and scored."""
     peak: Weight = 2.5
+    """Weight of the first masked token of a suffix in excess of `floor`."""
     floor: Weight = 0.15
+    """Weight of masked tokens far from the start of a suffix."""
     decay: PositiveFloat = 4.0
+    """Decay constant in slots of the excess weight."""
     suffix_weight: Weight = 1.0
+    """Weight of suffix rows."""
     end_weight: Weight = 1.0
+    """Weight of padding end tokens."""
     mark_weight: Weight = 1.0
+    """Weight of marked tokens."""
     shift: Annotated[int, Bounds(0, 1)] | None = None
+    """1 if row p - 1 predicts slot p, 0 if row p does; set by the model."""
     mask_id: TokenId | None = None
+    """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -17,15 +17,12 @@ from outpace.training.rows import Rows, next_token_rows
 
 @dataclass(frozen=True, kw_only=True)
 class SFT(Objective):
-    """Next-token prediction on responses and, optionally, prompts.
-
-    Attributes:
-        prompt_weight: weight of prompt tokens in the loss; 0 uses the response only.
-        mark_weight: weight of marked response tokens (see `Data.mark`).
-    """
+    """Next-token prediction on responses and, optionally, prompts."""
 
     prompt_weight: Weight = 0.0
+    """Weight of prompt tokens in the loss; 0 uses the response only."""
     mark_weight: Weight = 1.0
+    """Weight of marked response tokens (see `Data.mark`)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

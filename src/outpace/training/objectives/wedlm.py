@@ -35,39 +35,36 @@ class WeDLM(Objective):
     divided into blocks with a random masked fraction. Unmasked tokens move to the front of their
     block, and every token keeps its position. A row attends to the clean text before its block,
     and causally within its block; a mask predicts the token at its position.
-
-    Attributes:
-        block: length of a block. Each of several lengths adds a masked stream to the clean one:
-            blocks of one train the next token, longer ones train to predict ahead.
-        per_block: whether the masked fraction is drawn per block or per example.
-        ratios: bounds of the masked fraction.
-        weighting: weight of a mask: one over its fraction, normalised by the sum of these weights
-            (`normalised`, the authors' trainer) or by the number of response tokens (`inverse`,
-            the paper's equation 10); or 1 (`uniform`).
-        ar_weight: weight of the next-token loss relative to that of the masks.
-        ends: additional end tokens after a response, to train that end tokens follow the end.
-        aligned: whether blocks start at the first token, or at a random offset as in a sliding
-            window.
-        causal: whether a row of the masked stream attends to its block up to itself, or to all of
-            it, the ablation in Figure 5c of the paper.
-        end_weight: weight of the additional end tokens.
-        mark_weight: weight of marked tokens (see `Data.mark`).
-        mask_id: the mask token; set by the model.
-        length: maximum positions of the model; set by it.
     """
 
     block: Count | tuple[Count, ...] = 32
+    """Length of a block. Each of several lengths adds a masked stream to the clean one: blocks of
+    one train the next token, longer ones train to predict ahead."""
     per_block: bool = True
+    """Whether the masked fraction is drawn per block or per example."""
     ratios: tuple[Fraction, Fraction] = (0.0, 1.0)
+    """Bounds of the masked fraction."""
     weighting: StreamWeighting = "normalised"
+    """Weight of a mask: one over its fraction, normalised by the sum of these weights
+    (`normalised`, the authors' trainer) or by the number of response tokens (`inverse`, the
+    paper's equation 10); or 1 (`uniform`)."""
     ar_weight: Weight = 1.0
+    """Weight of the next-token loss relative to that of the masks."""
     ends: NonNegativeInt = 0
+    """Additional end tokens after a response, to train that end tokens follow the end."""
     aligned: bool = True
+    """Whether blocks start at the first token, or at a random offset as in a sliding window."""
     causal: bool = True
+    """Whether a row of the masked stream attends to its block up to itself, or to all of it, the
+    ablation in Figure 5c of the paper."""
     end_weight: Weight = 1.0
+    """Weight of the additional end tokens."""
     mark_weight: Weight = 1.0
+    """Weight of marked tokens (see `Data.mark`)."""
     mask_id: TokenId | None = None
+    """The mask token; set by the model."""
     length: Count | None = None
+    """Maximum positions of the model; set by it."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
