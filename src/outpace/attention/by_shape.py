@@ -27,7 +27,6 @@ class ShapedAttention:
 
     @property
     def num_arrays(self) -> int:
-        """Number of arrays of all back ends."""
         return sum(backend.num_arrays for backend in self.backends)
 
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[NDArray[np.int64]]:
@@ -36,7 +35,6 @@ class ShapedAttention:
         return arrays if len(arrays) == self.num_arrays else []
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         rest, plans = list(batch.plan_arrays), []
         for backend in self.backends:
             count = backend.num_arrays if rest else 0

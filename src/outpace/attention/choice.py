@@ -37,7 +37,6 @@ def unavailable_error(attention: str, reason: str) -> OptionError:
 
 
 def triton_missing_reason(device: torch.device) -> str | None:
-    """Return why this device cannot run Triton kernels, or None if it can."""
     if find_spec("triton") is None:
         return "the package triton is not installed; it comes with PyTorch for GPUs"
     if device.type == "cuda":

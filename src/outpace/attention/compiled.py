@@ -59,7 +59,6 @@ def compiled_missing_reason(device: torch.device) -> str | None:
 
 
 def find_attention_loop() -> Isa | None:
-    """Return the instruction set of the fastest loop of this machine, if there is one."""
     return next(filter(has_isa, ATTENTION_LOOPS), None)
 
 
@@ -99,7 +98,6 @@ class CompiledAttention:
 
     @property
     def num_arrays(self) -> int:
-        """Number of arrays that `plan_arrays` returns."""
         return 3 + len(self.distinct_windows)
 
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:

@@ -121,13 +121,6 @@ class DenseAttention:
 
     With `double`, the result of a row is identical to the last bit of float32 whatever else a call
     contains.
-
-    Args:
-        keys: `[S, K, D]` per layer.
-        values: `[S, K, D]` per layer.
-        heads: number of query heads, H.
-        attention_windows: window of each layer; empty if no layer has one.
-        double: whether to attend in float64.
     """
 
     def __init__(
@@ -148,7 +141,6 @@ class DenseAttention:
 
     @property
     def num_arrays(self) -> int:
-        """Number of arrays that `plan_arrays` returns."""
         return 0
 
     def plan_arrays(self, spans: Sequence[RowSpan]) -> tuple[()]:
@@ -335,7 +327,6 @@ class GroupCall:
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend with the rows of all sequences at once."""
         count, n, seen = self.shape
         size, kv_heads = q.shape[-1], keys.shape[1]
         own = q[self.rows].view(-1, n, kv_heads, q.shape[1] // kv_heads, size)
@@ -392,7 +383,6 @@ def group_bias(
 
 
 def mask_bias(mask: np.ndarray, like: Tensor) -> Tensor:
-    """Return 0 where a mask is True and minus infinity where it is False."""
     hidden = torch.from_numpy(~mask).to(like.device)
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(
         hidden, -torch.inf

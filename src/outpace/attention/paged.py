@@ -99,7 +99,6 @@ class PagedAttention:
 
     @property
     def num_arrays(self) -> int:
-        """Number of arrays that `plan_arrays` returns, unless `dense` attends."""
         return 1 + 3 * len(self.distinct_windows)
 
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:

@@ -81,12 +81,6 @@ def narrow_to_window(
 
     A row sees the last `window` keys up to its own; if `causal`, no key after its own. Keys are
     counted along both ranges of a row, as a cache would hold them.
-
-    Args:
-        ranges: ranges without the window.
-        own_keys: key of each row itself, `i64[T]`.
-        window: number of visible keys; None for all.
-        causal: whether to hide the keys after a row's own.
     """
     if window is None and not causal:
         return ranges
@@ -162,7 +156,6 @@ class RangesAttention(TrainingAttention):
         self.rows = [piece.count * piece.length for piece in self.batches]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Attend with `q [T, H, D]` over `k, v [T, K, D]` of the same rows."""
         cut = (tensor.split(self.rows) for tensor in (q, k, v))
         return torch.cat(
             [p.attend(*qkv, sinks) for p, *qkv in zip(self.batches, *cut, strict=True)]
@@ -191,7 +184,6 @@ class HullAttention(TrainingAttention):
             self.batches.append(DocumentBatch(count=1, length=len(part), causal=False, mask=mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Attend with `q [T, H, D]` over `k, v [keys, K, D]`."""
         calls = zip(q.split(self.runs), self.hulls, self.batches, strict=True)
         return torch.cat(
             [
@@ -206,7 +198,6 @@ def concat_slices(x: Tensor, parts: Sequence[slice]) -> Tensor:
 
 
 def document_batches(ranges: Tensor) -> list[DocumentBatch]:
-    """Return the documents of packed rows on the host, each as a batch of one."""
     table = ranges.cpu()
     return [build_document(table[start:stop] - start) for start, stop in find_documents(table)]
 
@@ -221,7 +212,6 @@ def build_document(ranges: Tensor) -> DocumentBatch:
 
 
 def batch_key(piece: DocumentBatch) -> tuple[int, bool, int]:
-    """Return the key by which neighbouring documents share a call."""
     return piece.length, piece.causal, 0 if piece.mask is None else id(piece)
 
 

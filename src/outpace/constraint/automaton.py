@@ -75,7 +75,6 @@ class TokenAutomaton:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its arrays."""
         return sum(map(count_bytes, vars(self).values()))
 
     @property
@@ -211,7 +210,6 @@ def classify_tokens(
 def bundle_transitions(
     table: TransitionTable,
 ) -> tuple[IndexArray, IndexArray, IndexArray, OwnerSpans]:
-    """Return pairs of states, the bundle of each, and concatenated classes with bundle ranges."""
     states, kinds = np.nonzero(table >= 0)
     numbers = states * len(table) + table[states, kinds]
     order = numbers.argsort(kind="stable")

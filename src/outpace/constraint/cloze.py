@@ -61,7 +61,6 @@ class Hole:
     def compile_language(
         self, compiler: Compiler, size: int, ends: frozenset[int]
     ) -> TokenLanguage:
-        """Compile its constraint over tokens below `size`; `ends` pad shorter strings."""
         read = compiler.compile_rule(RuleKey(self.rule, False, size, ends), self.size)
         assert isinstance(read, TokenLanguage)
         if not read.automaton.can_finish(self.size)[0]:
@@ -117,17 +116,7 @@ class InfillConstraint:
         sequential: bool,
         wait: bool = True,
     ) -> InfillConstraint:
-        """Create the constraint of holes by their first slots, and fixed tokens by their slots.
-
-        Args:
-            compiler: compiles the regular expressions.
-            holes: holes by first slot.
-            fixed_tokens: tokens by slot.
-            size: number of tokens of the vocabulary.
-            ends: tokens that end an answer.
-            sequential: whether the method commits from left to right.
-            wait: whether to wait for the compilation of regular expressions.
-        """
+        """Create the constraint of holes by their first slots, and fixed tokens by their slots."""
         mask_id = -1 if compiler.mask_id is None else compiler.mask_id
         if not wait and not all(
             compiler.is_compiled(RuleKey(hole.rule, False, size, ends)) for hole in holes.values()
@@ -148,7 +137,6 @@ class InfillConstraint:
         return cls(constraints, fixed_tokens)
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban tokens in `logits f32[r, V]`; only the fixed token remains where there is one."""
         for hole in self.holes:
             if rows := hole_rows(hole, slots):
                 own = logits[rows]
@@ -161,7 +149,6 @@ class InfillConstraint:
 
     @staticmethod
     def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
-        """Change tokens so that they fit together, hole by hole."""
         holes = [
             JointRows(hole, [rows[place] for place in own], [slots[place] for place in own], read)
             for cloze, rows, slots, read in asked

@@ -41,14 +41,7 @@ FREE_RULE: ConstraintRule = ("max_reasoning_tokens", "")
 def constraint_rule(
     *, schema: Any = None, regex: Any = None, choices: Any = None, grammar: Any = None
 ) -> ConstraintRule | None:
-    """Return the constraint of a request on its text, which has at most one.
-
-    Args:
-        schema: JSON schema as a mapping, or a pydantic model.
-        regex: regular expression.
-        choices: list of strings.
-        grammar: Lark grammar.
-    """
+    """Return the constraint of a request on its text, which has at most one."""
     values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     given = [name for name, value in values.items() if value is not None]
     if len(given) > 1:
@@ -79,7 +72,6 @@ def schema_text(schema: Any) -> str:
 
 
 def check_choices(choices: Any) -> Sequence[str]:
-    """Return the strings of which one is the answer."""
     if not isinstance(choices, list | tuple) or not choices:
         raise OptionError("choices", choices, "must be a non-empty list of strings")
     for number, choice in enumerate(choices):
@@ -109,7 +101,6 @@ class HoleAutomaton(TokenAutomaton):
 
     @property
     def max_distance(self) -> int:
-        """No bound: each number of places differs."""
         return UNREACHABLE
 
     def can_finish(self, room: int, thoughts: int | None = None) -> StateFlags:
@@ -155,7 +146,6 @@ class CountedSchema:
         vocabulary: GrammarVocabulary,
         ends: frozenset[int],
     ) -> CountedSchema:
-        """Add the counts of a schema to its automaton without large upper counts."""
         source = json.dumps(count_schema(schema))
         return cls(
             language,
@@ -166,7 +156,6 @@ class CountedSchema:
 
     @property
     def cached_bytes(self) -> int:
-        """Approximate memory that it holds, without the vocabulary."""
         return self.language.cached_bytes + self.counts.cached_bytes
 
     @property
@@ -177,7 +166,6 @@ class CountedSchema:
     def build_constraint(
         self, *, begin: int, limit: int, mask_id: int, both: bool
     ) -> CountedConstraint:
-        """Create the constraint of one answer in slots `begin` to `limit`."""
         counts = self.counts
         return CountedConstraint(
             grammar=counts,
@@ -204,7 +192,6 @@ class CountedConstraint(GrammarConstraint):
         return True
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` if the committed tokens do not begin an answer."""
         GrammarConstraint.check(self, request)
         self.regular.check(request)
 
@@ -261,7 +248,6 @@ CompiledRule = TokenLanguage | CompiledGrammar | CountedSchema
 
 
 def cached_size(key: RuleKey, rule: CompiledRule) -> int:
-    """Return the bytes of a cached rule with its text, whose characters take up to four each."""
     return rule.cached_bytes + 4 * len(key.rule[1])
 
 
@@ -349,7 +335,6 @@ class Compiler:
         return found
 
     def is_compiled(self, key: RuleKey) -> bool:
-        """Return whether a rule is cached."""
         return key in self.compiled_rules
 
     def cached_rule(self, key: RuleKey) -> CompiledRule | None:
@@ -416,7 +401,6 @@ class Compiler:
         return CountedSchema.from_language(rest, schema, self.grammar_vocabulary(size), ends)
 
     def grammar_vocabulary(self, size: int) -> GrammarVocabulary:
-        """Return the first `size` tokens for llguidance, read once."""
         assert self.tokenizer is not None
         if size not in self.grammar_vocabularies:
             eos = self.tokenizer.eos_token_id

@@ -47,7 +47,6 @@ class Dfa:
 
     @classmethod
     def from_pattern(cls, pattern: str, *, room: TextRoom = None) -> Dfa:
-        """Return the automaton of a regular expression."""
         dfa = determinize_nfa(pattern_nfa(pattern, room=room))
         if not len(dfa.table):
             raise ValueError("no text matches it")
@@ -162,12 +161,7 @@ class StepBudget:
 
 
 def determinize_nfa(net: Nfa, budget: StepBudget | None = None) -> Dfa:
-    """Return the automaton of an NFA, without states from which no text can be finished.
-
-    Args:
-        net: The NFA.
-        budget: Work that is left, by default `MAX_DETERMINIZE_STEPS`.
-    """
+    """Return the automaton of an NFA, without states from which no text can be finished."""
     budget = budget or StepBudget()
     budget.spend(len(net.edges))
     cuts = sorted({0, 256, *(e for each in net.edges for (a, b), _ in each for e in (a, b + 1))})
@@ -259,7 +253,6 @@ MAX_MINIMIZE_ROUNDS = 64
 
 
 def intersect_dfas(one: Dfa, other: Dfa) -> Dfa:
-    """Return the automaton of strings that both accept, possibly without states."""
     return product_dfa(one, other, minus=False)
 
 
@@ -336,12 +329,6 @@ def dfa_accepts(dfa: Dfa, text: bytes) -> bool:
 
 def embed_dfa(edges: StateEdges, accepts: Sequence[bool], net: Nfa, at: int) -> int:
     """Add an automaton to an NFA after state `at`.
-
-    Args:
-        edges: edges of each state of the automaton.
-        accepts: whether each state accepts.
-        net: NFA to extend.
-        at: state after which the strings begin.
 
     Returns:
         State that whole strings lead to.

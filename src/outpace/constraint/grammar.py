@@ -50,7 +50,6 @@ characters, 165 MiB for nested repeats that are compiled in two seconds of one c
 
 
 def run_with_large_stack(work: Callable[[], T]) -> T:
-    """Return the result of a function that runs in a thread with a large stack."""
     with ThreadPoolExecutor(1, "outpace-grammar", lower_priority) as pool:
         with STACK_LOCK:
             usual = threading.stack_size(STACK_BYTES)
@@ -107,15 +106,7 @@ class CompiledGrammar:
         ends: frozenset[int],
         **options: Any,
     ) -> CompiledGrammar:
-        """Compile a Lark `grammar` or a JSON `schema`.
-
-        Args:
-            kind: `grammar` or `schema`.
-            source: its text.
-            vocabulary: tokens of the model.
-            ends: tokens that end an answer.
-            options: options of llguidance's schema compiler.
-        """
+        """Compile a Lark `grammar` or a JSON `schema`."""
         if kind == "grammar":
             check_grammar(source)
         compile_once = partial(compile_matcher, vocabulary.tokens, kind, source, options)
@@ -125,20 +116,17 @@ class CompiledGrammar:
 
     @property
     def min_tokens(self) -> int:
-        """Lower bound on the tokens of the shortest answer, which is unknown."""
         return 0
 
     def build_constraint(
         self, *, begin: int, limit: int, mask_id: int, both: bool
     ) -> GrammarConstraint:
-        """Create the constraint of one answer in slots from `begin` on, without holes."""
         return GrammarConstraint(
             grammar=self, matcher=self.matcher.deep_copy(), begin=begin, mask_id=mask_id
         )
 
 
 def compile_matcher(tokens: Any, kind: str, source: str, options: Any) -> tuple[Any, float]:
-    """Return the matcher of a source, and the processor time of its thread."""
     from llguidance import LLMatcher
 
     parse: dict[str, Callable[[str], str]] = {
@@ -174,7 +162,6 @@ class GrammarConstraint:
     """Tokens that the matcher has consumed."""
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        """Ban tokens in `logits f32[r, V]`, each row according to the tokens before it."""
         for row, slot in zip(logits, slots, strict=True):
             self.ban_tokens(row, text[self.begin : slot])
 
@@ -225,7 +212,6 @@ class GrammarConstraint:
                 prefix.append(int(tokens[row]))
 
     def check(self, request: Request) -> None:
-        """Raise `ValueError` if the committed tokens do not begin an answer."""
         if not self.consume_tokens(request.tokens):
             slot = self.begin + len(self.tokens)
             raise ValueError(f"token {request.ids[slot]} at slot {slot} violates the constraint")

@@ -83,7 +83,6 @@ def refuse_keyword(what: str, at: str, kind: str | None = None) -> NoReturn:
 
 
 def require_type(value: Any, kind: Any, what: str) -> Any:
-    """Return a value of a type."""
     if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{what} is invalid: {value!r}")
     return value
@@ -192,7 +191,6 @@ class SchemaReader:
         )
 
     def excludes_both(self, one: SchemaCase, other: SchemaCase) -> bool:
-        """Return whether no value has both cases: by type, constant, or that of a property."""
         self.count_value()
         both = one + other
         if not declared_types(both) or listed_values(both) == []:
@@ -210,7 +208,6 @@ class SchemaReader:
 
 
 def declared_types(case: SchemaCase) -> set[str]:
-    """Return the types that `type` allows; an integer has a separate type."""
     found = set(TYPE_KEYWORDS)
     for schema in case:
         if "type" in schema.value:
@@ -270,7 +267,6 @@ def canonical_text(value: Any) -> str:
 
 
 def value_type(value: Any) -> str:
-    """Return the type of a listed value; an integer has a separate type."""
     match value:
         case None:
             return "null"

@@ -105,7 +105,6 @@ class GrammarReader:
     """Nesting of brackets."""
 
     def read_symbol(self, kind: str, symbol: str) -> None:
-        """Add one symbol."""
         if kind == "line":
             self.first = ""
         elif kind == "name":
@@ -165,7 +164,6 @@ class SchemaSize(NamedTuple):
         )
 
     def add_inner(self, other: SchemaSize) -> SchemaSize:
-        """Return the size with that of an inner value."""
         return SchemaSize(max(self.cases, other.cases), self.parts + other.parts)
 
 

@@ -35,7 +35,6 @@ def max_integer_digits(*bounds: int | None) -> int:
 
 
 def integer_pattern(low: int | None, high: int | None) -> str:
-    """Return the pattern of integers from `low` to `high`, inclusive; None is unbounded."""
     parts = []
     if low is None or low < 0:
         least = 1 if high is None or high >= 0 else -high
@@ -46,7 +45,6 @@ def integer_pattern(low: int | None, high: int | None) -> str:
 
 
 def natural_patterns(low: int, high: int | None) -> list[str]:
-    """Return patterns of unsigned integers by length; none if `high` is less than `low`."""
     if high is None:
         digits = len(str(low))
         return [*natural_patterns(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"]
@@ -59,7 +57,6 @@ def natural_patterns(low: int, high: int | None) -> list[str]:
 
 
 def digit_range_pattern(low: str, high: str) -> str:
-    """Return the pattern of digits from `low` to `high`, which have equal length."""
     rest = len(low) - 1
     if set(low) == {"0"} and set(high) == {"9"}:
         return f"[0-9]{{{len(low)}}}"
@@ -93,7 +90,6 @@ EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
 def integer_dfa(
     low: int | None, high: int | None, step: int, *, budget: StepBudget | None = None
 ) -> Dfa:
-    """Return the automaton of integers between two bounds that are multiples of `step`."""
     if step > 1:  # remainders and digit counts together need too many states
         return minimize_dfa(
             intersect_dfas(
@@ -109,7 +105,6 @@ def integer_dfa(
 def decimal_dfa(
     low: DecimalBound | None, high: DecimalBound | None, *, budget: StepBudget | None = None
 ) -> Dfa:
-    """Return the automaton of decimals between two bounds."""
     bounds = [bound[0] for bound in (low, high) if bound is not None]
     pattern = number_pattern(bounds) + ("" if bounds else EXPONENT)
     dfa = minimize_dfa(pattern_dfa(pattern, budget=budget))
@@ -127,7 +122,6 @@ def pattern_dfa(pattern: str, *, budget: StepBudget | None = None) -> Dfa:
 
 
 def number_pattern(bounds: list[Decimal]) -> str:
-    """Return the spelling of numbers that may be between some bounds."""
     digits = max_integer_digits(*map(int, bounds))
     zeros = max([0, *(-bound.adjusted() for bound in bounds if bound)])
     parts = [
@@ -155,7 +149,6 @@ def at_most_pattern(bound: Decimal, strict: bool) -> str:
 
 
 def unsigned_above(bound: Decimal, strict: bool) -> str:
-    """Return the pattern of unsigned numbers from a bound, or if `strict` above it."""
     front, rest = split_decimal(bound)
     equal = rf"\.{NONZERO}" if strict else FRACTION
     same = rf"\.{fraction_above(rest, strict)}" if rest else equal
@@ -163,7 +156,6 @@ def unsigned_above(bound: Decimal, strict: bool) -> str:
 
 
 def unsigned_below(bound: Decimal, strict: bool) -> str:
-    """Return the pattern of unsigned numbers up to a bound, or if `strict` below it."""
     front, rest = split_decimal(bound)
     parts = [f"(?:{'|'.join(natural_patterns(0, front - 1))}){FRACTION}"] if front else []
     if rest:
@@ -198,7 +190,6 @@ def fraction_below(rest: str, strict: bool) -> str:
 
 
 def multiples_dfa(step: int) -> Dfa:
-    """Return the automaton of integers that are multiples of `step`, by remainder."""
     table = np.full((2 + step, 256), -1, dtype=np.int32)
     digits = slice(ord("0"), ord("9") + 1)
     table[0, ord("-")] = 1
@@ -273,7 +264,6 @@ def exact_decimal(value: float) -> Decimal:
 
 
 def number_step(case: SchemaCase) -> int | None:
-    """Return the step of which a number must be a multiple, if any."""
     found = None
     for schema in case:
         if "multipleOf" not in schema.value:

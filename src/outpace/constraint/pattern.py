@@ -58,7 +58,6 @@ def set_cost(node: Any, flags: int) -> int:
 
 
 def last_character(entry: Any) -> str:
-    """Return the last character of a literal or range in a set; for a category, a null one."""
     kind, value = entry
     if kind is _constants.RANGE:
         return chr(value[1])
@@ -71,7 +70,6 @@ def is_literal(node: Any, flags: int) -> bool:
 
 
 def is_explicit_set(node: Any, flags: int) -> bool:
-    """Return whether a node lists literal characters and ranges only, case-sensitively."""
     allowed = (_constants.LITERAL, _constants.RANGE)
     return (
         node[0] is _constants.IN
@@ -304,7 +302,6 @@ class NfaBuilder:
         return end
 
     def add_characters(self, node: Any, at: int) -> int:
-        """Add one character of those that a node matches."""
         name = f"{self.flags} {node!r}" if node[0] is not _constants.IN else self.set_name(node)
         if name not in self.encoded_nodes:
             self.num_sets += 0 if is_literal(node, self.flags) else set_cost(node, self.flags)

@@ -135,13 +135,11 @@ class StateSets:
         return self.by_distance[key]
 
     def states_after(self, states: StateSet, kind: int) -> StateSet:
-        """Return the states that a class, or any with `HOLE_CLASS`, leads to."""
         if kind not in states.after:
             states.after[kind] = self.lookup_flags(self.automaton.successors(states.flags, kind))
         return states.after[kind]
 
     def states_before(self, states: StateSet, kind: int) -> StateSet:
-        """Return the states from which a class, or any with `HOLE_CLASS`, leads to these."""
         if kind not in states.before:
             states.before[kind] = self.lookup_flags(self.automaton.predecessors(states.flags, kind))
         return states.before[kind]
@@ -154,7 +152,6 @@ class StateSets:
         return states.answer
 
     def moves_between(self, heads: StateSet, tails: StateSet, kind: int = HOLE_CLASS) -> StateMoves:
-        """Return the moves between two sets by a class, or any with `HOLE_CLASS`."""
         key = tails, kind
         if key not in heads.moves:
             found = heads.moves[key] = StateMoves(self.automaton, heads.flags, tails.flags, kind)
@@ -212,12 +209,10 @@ class ReachableStates:
         return self.heads[place - self.first]
 
     def states_within_limits(self, place: int) -> StateSet:
-        """Return the states before a place from which the places after it suffice."""
         thoughts = None if self.deadline is None else self.deadline - place
         return self.sets.states_within(self.room - place, thoughts)
 
     def states_leading_to(self, following: StateSet, place: int) -> StateSet:
-        """Return the states before a place from which its token leads to some states."""
         found = self.sets.states_before(following, self.class_at(place))
         return self.without_late_thoughts(found, place)
 
@@ -608,7 +603,6 @@ class RegularConstraint:
         return self.last_reach[1]
 
     def build_reachable(self, answer: Sequence[int], first: int) -> ReachableStates:
-        """Return the possible states of an answer whose first hole is at place `first`."""
         rest = answer[first:]
         classes = self.automaton.classes  # the mask may be outside the vocabulary
         holes = [HOLE_CLASS if token == self.mask_id else int(classes[token]) for token in rest]

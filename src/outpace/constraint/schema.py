@@ -174,7 +174,6 @@ class SchemaWriter:
 
 
 def value_fits(value: Any, case: SchemaCase, budget: StepBudget) -> bool:
-    """Return whether a listed value of the right type satisfies the other keywords."""
     match value:
         case None | bool():
             return True
@@ -191,7 +190,6 @@ def prefix_schemas(schema: SubSchema) -> list[Any]:
 
 
 def item_schemas(case: SchemaCase, place: int) -> list[SubSchema]:
-    """Return the schemas of the item at a place."""
     found = []
     for schema in case:
         if place < len(prefix_schemas(schema)):

@@ -67,18 +67,13 @@ THOUGHT_FORMATS = (
 
 
 def find_thought_format(templates: Any) -> ThoughtFormat | None:
-    """Return the format of thoughts in a tokenizer's chat template, or None.
-
-    Args:
-        templates: None, a template, or templates by name.
-    """
+    """Return the format of thoughts in a tokenizer's chat template, or None."""
     sources = templates.values() if isinstance(templates, Mapping) else [templates or ""]
     text = "\0".join(sources)
     return next((f for f in THOUGHT_FORMATS if all(mark in text for mark in f.required)), None)
 
 
 def free_text_dfa() -> Dfa:
-    """Return the automaton of all texts."""
     return Dfa(np.zeros((1, 256), dtype=np.int32), np.ones(1, dtype=bool), num_open=1)
 
 

@@ -120,7 +120,6 @@ class Rejection(Sample):
     def make_fused_verifier(
         cls, reads: Sequence[Self], noisy: NoisyChooser, drafts: DraftRows
     ) -> GroupReader:
-        """Return the same reader as one kernel launch, on logits of any dtype."""
         wanted = {score for read in reads for score in read.scores}
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
 

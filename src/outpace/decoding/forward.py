@@ -202,7 +202,6 @@ class Forward:
             self.check_blocks(self.pattern)
 
     def check_features(self, widths: tuple[int, ...]) -> None:
-        """Raise `ValueError` where features or branches do not match the rows."""
         shape = None if self.features is None else tuple(self.features.shape)
         fits = [(len(self.ids), width) for width in widths]
         if shape not in fits if fits else shape is not None:
@@ -221,7 +220,6 @@ class Forward:
         tree.check_rows(self.start, len(self.ids))
 
     def check_positions(self, positions: Sequence[int], length: int) -> None:
-        """Raise `ValueError` where positions do not match the rows or the model."""
         if len(positions) != len(self.ids):
             raise ValueError(f"{len(positions)} positions for {len(self.ids)} rows")
         if min(positions) < 0 or max(positions) >= length:

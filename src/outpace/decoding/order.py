@@ -19,7 +19,6 @@ from outpace.decoding.target import Rank
 
 
 def rank_descending(scores: FloatArray) -> IntArray:
-    """Return indices from the largest score to the smallest; the leftmost of equals first."""
     return np.argsort(-scores, kind="stable")
 
 

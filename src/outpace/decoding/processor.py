@@ -82,7 +82,6 @@ class Penalties:
                 row[list(counts)] -= self.presence + self.frequency * times
 
     def apply_repetition(self, row: Tensor, text: Sequence[int]) -> None:
-        """Scale the logits of all tokens of a sequence by the repetition penalty."""
         if self.repetition != 1:
             columns = list(set(text))
             old = row[columns]

@@ -267,14 +267,12 @@ class Sample(Read):
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether the tokens are chosen jointly."""
         return self.joint is not None
 
     @classmethod
     def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         for read in reads:
             if read.sampling.temperature != 0 or read.scores or read.joint is not None:
                 break
@@ -305,7 +303,6 @@ class Sample(Read):
     def make_fused_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Return the same reader as one kernel launch, for logits of any dtype."""
         wanted = {score for read in reads for score in read.scores}
         noisy = NoisyChooser.from_requests(
             [r.sampling for r in reads], [r.step for r in reads], slots, device

@@ -67,7 +67,6 @@ class DeltaState:
 
     @property
     def end(self) -> int:
-        """Slot after the last row."""
         return self.start + self.num_rows
 
     def rewind(self, slot: int) -> DeltaState:
@@ -298,18 +297,11 @@ class SequencePlan:
 
 @cache
 def find_delta_loop() -> Isa | None:
-    """Return the instruction set of the fastest loop of this machine, if there is one."""
     return next(filter(has_isa, DELTA_LOOPS), None)
 
 
 def has_delta_loop(shape: tuple[int, int, int], taps: int, dtype: torch.dtype) -> bool:
-    """Return whether the loop can run a layer on a CPU.
-
-    Args:
-        shape: shape of its state, `(H, K, V)`.
-        taps: rows that its convolution sees.
-        dtype: dtype of its rows.
-    """
+    """Return whether the loop can run a layer on a CPU."""
     _, key, value = shape
     fits = key % HEAD_MULTIPLE == value % HEAD_MULTIPLE == 0 and key <= MAX_KEY_SIZE
     fits = fits and 1 < taps <= MAX_TAPS and dtype is torch.float32
@@ -360,7 +352,6 @@ def run_recurrent(
 def plan_sequences(
     mixed: Tensor, sequences: Sequence[SequenceRows], shape: tuple[int, int, int], taps: int
 ) -> list[SequencePlan]:
-    """Plan the rows of each sequence; arguments are those of `run_recurrent`."""
     blank = None
     if any(each.state is None for each in sequences):
         blank = DeltaState.blank(shape, mixed.new_zeros(taps - 1, mixed.shape[1]))

@@ -88,7 +88,6 @@ def load_library() -> CDLL | None:
 
 
 def log_missing_instructions(present: Sequence[Isa]) -> None:
-    """Log once what is used in place of instructions that this processor lacks."""
     if not present:
         LOG.warning(
             "this processor has neither AVX2 nor Arm's dot products (dotprod): products and "
@@ -103,7 +102,6 @@ def log_missing_instructions(present: Sequence[Isa]) -> None:
 
 @cache
 def has_isa(isa: Isa) -> bool:
-    """Return whether the library is loaded and this processor has an instruction set."""
     loaded = load_library()
     return loaded is not None and bool(loaded.outpace_has_isa(isa))
 

@@ -37,12 +37,10 @@ MIN_ROW_PEAK = 1e-30
 
 
 def to_columns(weight: Tensor) -> Tensor:
-    """Return the matrix in column-major order."""
     return weight.t().contiguous().t()
 
 
 def to_blocks(weight: Tensor) -> Tensor:
-    """Return the matrix in oneDNN's blocked layout."""
     if weight.dtype == torch.int8:
         return torch.ops.onednn.qlinear_prepack(weight, None)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32)
@@ -300,7 +298,6 @@ def read_times(entry: Any, layouts: tuple[str, ...]) -> LayoutTimes | None:
 
 
 def is_times(value: Any) -> bool:
-    """Return whether a value is a list of seconds, one per number of timed rows."""
     return (
         isinstance(value, list)
         and len(value) == len(TIMED_ROWS)
@@ -329,7 +326,6 @@ def measure_layouts(
 
 @torch.inference_mode()
 def time_products(x: Tensor, products: list[RowProduct]) -> float:
-    """Return the mean seconds of a product, over copies of its matrix in sequence."""
     # On one thread, its CPU clock excludes the time of other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()

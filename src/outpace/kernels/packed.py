@@ -88,7 +88,6 @@ class PackedMatrix:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of all parts."""
         return sum(outputs for _, outputs, _ in self.parts)
 
 
@@ -134,7 +133,6 @@ def pack_matrix(
 
 
 def dequantize_packed(matrix: PackedMatrix) -> Tensor:
-    """Return the dequantized matrix `f32[out, in]`."""
     counts = [outputs for _, outputs, _ in matrix.parts]
     return torch.cat([unpack_part(matrix, n, torch.arange(each)) for n, each in enumerate(counts)])
 
@@ -152,7 +150,6 @@ def unpack_rows(matrix: PackedMatrix, numbers: Tensor) -> Tensor:
 
 
 def unpack_part(matrix: PackedMatrix, part: int, numbers: Tensor) -> Tensor:
-    """Return dequantized rows of a part, by unchecked index."""
     loaded, out = load_library(), torch.empty(*numbers.shape, matrix.inputs)
     assert loaded is not None
     kind, _, start = matrix.parts[part]
@@ -172,11 +169,6 @@ def bind_packed_product(
 
     A row with an infinity or NaN becomes NaN. The memory of the matrix must not move while the
     product is used.
-
-    Args:
-        matrix: The matrix.
-        bias: Bias to add, if any.
-        loop: Instruction set of the loop to use; the fastest by default.
     """
     isa, loaded = find_packed_loop() if loop is None else loop, load_library()
     if loaded is None or isa not in PACKED_LOOPS or not has_isa(isa):
@@ -284,13 +276,7 @@ def quantize_blocks(weight: Tensor, name: str) -> Tensor:
 
 
 def pack_blocks(parts: list[Tensor], name: str, order: Tensor | None = None) -> PackedMatrix | None:
-    """Pack blocks `u8[out, blocks, bytes]` of one format, stacked; None if a scale is not finite.
-
-    Args:
-        parts: Blocks of each part.
-        name: Format, such as `INT4`.
-        order: Number of the input at each place, `i64[in]`; None if in order.
-    """
+    """Pack stacked blocks `u8[out, blocks, bytes]` of a format; None if a scale is not finite."""
     assert all(part.is_contiguous() for part in parts)
     rows = [FormatRows(BLOCK_FORMATS[name], row_addresses(part.numpy())) for part in parts]
     return pack_matrix(rows, parts[0].shape[1] * PACKED_BLOCK, order)

@@ -68,7 +68,6 @@ def can_tile(weight: Tensor) -> bool:
 
 
 def tiling_error(weight: Tensor) -> str | None:
-    """Return why a matrix `[out, in]` cannot be stored in tiles; None if it can."""
     if weight.device.type != "cpu" or weight.dim() != 2 or weight.dtype not in TILE_LOOPS:
         kinds = ", ".join(str(dtype) for dtype in TILE_LOOPS)
         return f"must be a matrix [out, in] of {kinds} on a CPU, got {describe_tensor(weight)}"
@@ -94,7 +93,6 @@ def describe_tensor(tensor: Tensor) -> str:
 
 
 def to_tiles(weight: Tensor) -> Tensor:
-    """Return a copy of a matrix `[out, in]` in tiles."""
     if reason := tiling_error(weight):
         raise ValueError(f"weight: {reason}")
     outputs, inputs = weight.shape

@@ -154,7 +154,6 @@ def forward_of_masks(
 
 
 def count_certain(out: Prediction, first: int, threshold: float | None) -> int:
-    """Return how many entries from `first` on are above the threshold, up to one that is not."""
     if threshold is None:
         return len(out.tokens) - first
     unsure = np.flatnonzero(out.scores["confidence"][first:] <= threshold)

@@ -120,10 +120,12 @@ class Diffusion(Method):
     eps: Annotated[float | None, "last time of Dream's schedule; 0 for the even one of LLaDA"] = (
         None
     )
+    # Dream's `alg_temp`.
     order_temperature: Annotated[float, "above 0, holes are drawn by their scores"] = 0.0
     guidance: Annotated[
         float, "weight of classifier-free guidance, at the cost of a second forward per step"
     ] = 0.0
+    # LLaDA's `confidence_eos_eot_inf` and `logits_eos_inf`.
     ends: Annotated[
         EndRule, "last fills end-of-sequence tokens after all others, never bans the padding token"
     ] = "free"

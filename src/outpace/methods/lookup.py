@@ -77,7 +77,6 @@ class Lookup(Method):
                 shared.add_answer(request.ids[max(len(request.prompt) - MAX_MATCH_TOKENS, 0) :])
 
     def run_cycle(self, request: Request, copies: CopyFinder, read: Read) -> Cycle:
-        """Verify a copy, or decode one token; return whether to continue."""
         n = len(request)
         max_copied = min(self.cycle_limit, request.limit - n) - 1
         drafted = copies.find_copy(request.ids, max_copied)

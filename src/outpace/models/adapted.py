@@ -65,7 +65,6 @@ class AdapterRows:
         self.begin = 0
 
     def find_groups(self, count: int) -> list[RowGroup]:
-        """Return the adapters of the `count` rows of a layer's input, with their rows."""
         if not self.runs:
             return []
         key = self.begin, count
@@ -79,7 +78,6 @@ class AdapterRows:
         return self.groups[key]
 
     def join_ranges(self, ranges: Sequence[range]) -> slice | Tensor:
-        """Return the rows of ascending ranges, as a slice if they are consecutive."""
         begin, end = ranges[0].start, ranges[-1].stop
         if end - begin == sum(map(len, ranges)):
             return slice(begin, end)
@@ -100,7 +98,6 @@ class AdaptedLinear(Replacement, nn.Linear, DenseState):
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in]`, each with its adapter."""
         y: Tensor = self.original[0](x)
         for name, rows in self.rows.find_groups(len(x)):
             for outputs, multiply_down, multiply_up in self.products.get(name, ()):
@@ -112,20 +109,17 @@ class AdaptedLinear(Replacement, nn.Linear, DenseState):
         return y
 
     def dense_weight(self) -> Tensor:
-        """Return the matrix `[out, in]` of the base."""
         linear = self.original[0]
         return linear.dense_weight() if isinstance(linear, DenseState) else self.weight
 
 
 def bind_update(update: OutputUpdate, device: torch.device) -> tuple[RowProduct, RowProduct]:
-    """Return the products of rows with both matrices of an update, on the device of the model."""
     padding = -len(update.down) % TILE_OUTPUTS  # zeros, which change no sum
     down, up = F.pad(update.down, (0, 0, 0, padding)), F.pad(update.up, (0, padding))
     return bind_matrix(down.to(device)), bind_matrix(up.to(device))
 
 
 def bind_matrix(weight: Tensor) -> RowProduct:
-    """Return the product of rows with a matrix `[out, in]`, in the layout of the base weights."""
     if weight.device.type != "cpu":
         return partial(F.linear, weight=weight)
     return bind_product(LAYOUTS[choose_layout(weight)](weight))

@@ -33,12 +33,10 @@ class DeltaLayers:
 
     @property
     def key_size(self) -> int:
-        """Width of all heads of keys."""
         return self.key_heads * self.key_dim
 
     @property
     def value_size(self) -> int:
-        """Width of all heads of values."""
         return self.value_heads * self.value_dim
 
     @property
@@ -295,7 +293,6 @@ class ModelConfig:
             raise ValueError(f"config.json of a {self.kind.value} must contain mask_token_id")
 
     def check_groups(self, groups: ExpertGroups) -> None:
-        """Raise `ValueError` unless each row can select its experts from the groups."""
         size, rest = divmod(self.experts, groups.count)
         if rest or size < 2 or not self.experts_per_row <= groups.chosen * size <= self.experts:
             raise ValueError(

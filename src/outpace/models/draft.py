@@ -50,7 +50,6 @@ class Draft(Stack):
             self.register_buffer("t2d", in_head)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        """Return the unscaled embeddings `[T, dim]` of tokens `ids i64[T]`."""
         embedding = self.lender[0].embedding if self.embedding is None else self.embedding
         rows: Tensor = embedding(ids)
         return rows
@@ -238,16 +237,10 @@ class DSparkDraft(ChainedDraft):
         return logits + self.transition(self.embed_previous(previous))[:, : logits.shape[1]]
 
     def predict_acceptance(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Apply the confidence head."""
         return self.acceptance_logits(hidden, previous).sigmoid()
 
     def acceptance_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Return the logits `f32[R]` of the probability that the target accepts the next token.
-
-        Args:
-            hidden: hidden states of the rows that predict it, `[R, dim]`.
-            previous: tokens before it, `i64[R]`.
-        """
+        """Return the logits `f32[R]` of the probability that the target accepts the next token."""
         assert self.acceptance is not None
         if self.reads_previous:
             hidden = torch.cat((hidden, self.embed_previous(previous)), -1)

@@ -29,7 +29,6 @@ class PreciseLinear(nn.Linear):
     """A linear layer in float32, whatever the dtype of the model: a router, or gates."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return scores `f32[T, out]` of rows `x [T, in]`."""
         bias = None if self.bias is None else self.bias.float()
         return F.linear(x.float(), self.weight.float(), bias)
 
@@ -42,7 +41,6 @@ class ScaledRouter(nn.Linear):
         self.scale, self.eps = nn.Parameter(torch.ones(config.dim)), config.norm_eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return scores `[T, experts]` of rows `x [T, dim]`."""
         normed = F.rms_norm(x.float(), x.shape[-1:], None, self.eps).to(x.dtype)
         return super().forward(normed * self.scale * x.shape[-1] ** -0.5)
 

@@ -103,14 +103,7 @@ class GatedDelta(nn.Module):
     def run_sequences(
         self, mixed: Tensor, decay: Tensor, beta: Tensor, sequences: Sequence[SequenceRows]
     ) -> tuple[Tensor, list[SequenceStates]]:
-        """Run the rows of all sequences, one after another; does what a `RunRows` does.
-
-        Args:
-            mixed: inputs of the convolution `[T, size]`.
-            decay: logarithms of decays `f32[T, H]`.
-            beta: weights of corrections `f32[T, H]`.
-            sequences: rows of each sequence, in order.
-        """
+        """Run the rows of all sequences, one after another; does what a `RunRows` does."""
         outputs, found = [], []
         for rows in sequences:
             state = self.blank_state(mixed) if rows.state is None else rows.state
@@ -162,5 +155,4 @@ def settle_rows(state: DeltaState, count: int, settled: int) -> DeltaState:
 
 
 def normalise_heads(x: Tensor) -> Tensor:
-    """Return heads `x [..., size]` with length 1."""
     return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()

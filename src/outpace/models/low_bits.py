@@ -72,7 +72,6 @@ def default_quantize(
 
 
 def check_quantize_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `OptionError` if the GPU, the dtype or the installed packages do not support it."""
     if torch.version.hip is not None:
         raise OptionError("quantize", quantize, f"{quantize!r} cannot run on ROCm: omit it")
     if dtype != torch.bfloat16:

@@ -44,7 +44,6 @@ class DirectNorm(Replacement, nn.RMSNorm):
         self.root = torch.tensor([size**0.5])
 
     def output_factor(self) -> Tensor:
-        """Return the factor on normalised rows, `[dim]`."""
         return self.weight.detach()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -56,7 +56,6 @@ class PackedLinear(nn.Linear, DenseState):
     """A linear layer for inference whose weight stays in its block format."""
 
     def __init__(self, matrix: PackedMatrix, bias: nn.Parameter | None = None) -> None:
-        """Store a packed matrix; its bytes become the parameter `weight`."""
         super().__init__(matrix.inputs, matrix.outputs, bias=False, device="meta")
         self.register_parameter("bias", bias)
         self.matrix = matrix
@@ -74,7 +73,6 @@ class PackedEmbedding(Embedding, DenseState):
     """An embedding for inference in its block format, whose bytes also serve a tied head."""
 
     def __init__(self, matrix: PackedMatrix, dtype: torch.dtype) -> None:
-        """Store a packed table; its bytes become the parameter `weight`."""
         super().__init__(matrix.outputs, matrix.inputs, device="meta")
         self.matrix, self.dtype, self.multiply = matrix, dtype, bind_packed_product(matrix)
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)

@@ -93,7 +93,6 @@ class RowParallelLinear(nn.Linear):
     """A linear layer whose inputs are sharded; the outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in / size]` to the output of the whole layer."""
         return all_reduce_sum(F.linear(x, self.weight, self.bias))
 
 
@@ -108,7 +107,6 @@ class ParallelNorm(nn.RMSNorm):
     """A norm over all heads, which are sharded."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise rows `x [T, dim / size]` by their mean square over all processes."""
         square = all_reduce_sum(x.float().square().sum(-1, keepdim=True))
         mean = square / (x.shape[-1] * dist.get_world_size())
         return (x * torch.rsqrt(mean + (self.eps or 0.0))).to(x.dtype) * self.weight
@@ -129,7 +127,6 @@ class VocabParallelEmbedding(Embedding):
         return all_reduce_sum(found * own[:, None])
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[r, vocab]` of hidden states `[r, dim]` in process 0."""
         return gather_logits(F.linear(hidden, self.weight), self.vocab)
 
 

@@ -37,7 +37,6 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def geglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
-    """GeGLU with the tanh approximation of GELU."""
     gate, up = x.chunk(2, -1)
     return gelu_tanh(gate), up
 
@@ -106,7 +105,6 @@ class MLP(nn.Module):
         self.activate = GATED_ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, dim]`."""
         gate, up = self.activate(self.gate_up(x))
         mapped: Tensor = self.down(gate * up)
         return mapped
@@ -327,7 +325,6 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         return F.linear(hidden, self.weight)
 
 
@@ -348,7 +345,6 @@ class Transformer(Stack):
         self.initialize_weights()
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         rows: Tensor = self.embedding(ids)
         scale = self.config.embedding_scale
         # The scale is rounded to the dtype first, as in the authors' code.
@@ -361,7 +357,6 @@ class Transformer(Stack):
         return [(each,) for each in self.embeddings(ids, x).unbind(1)]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         head = self.embedding.compute_logits if self.unembedding is None else self.unembedding
         logits: Tensor = head(hidden)
         cap = self.config.logit_cap

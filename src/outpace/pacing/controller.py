@@ -63,7 +63,6 @@ class Acceptance:
         return total
 
     def nearest_rates(self, value: int) -> list[float]:
-        """Return the rates of this draft length, the nearest longer or the nearest shorter one."""
         nearest = min(
             self.rates, key=lambda other: (other < value, abs(other - value)), default=None
         )
@@ -186,7 +185,6 @@ class PaceController:
             self.cycles += 1
 
     def record_cycle(self, value: int, tokens: int) -> None:
-        """Record a cycle: tokens proposed, and tokens committed."""
         self.acceptance.record_cycle(value, tokens)
 
     def skips_drafting(self, unread: int, remaining: int) -> bool:
@@ -204,7 +202,6 @@ class PaceController:
     def choose_length(
         self, request: object = None, unread: int = 0, remaining: int = maxsize, lost: int = 0
     ) -> int:
-        """Return the number of tokens that the next cycle of a request proposes."""
         backlog, load = Backlog(unread, remaining, lost), self.load
         if self.cycles >= load.review:
             self.review_choice(load)
@@ -317,7 +314,6 @@ class PaceController:
         return is_known and is_clear and load.patience < MAX_PATIENCE // 2
 
     def begin_trial(self, load: LoadState, rivals: Collection[int]) -> None:
-        """Try the number that has not run for the longest time."""
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
         load.tried[load.trial] = self.cycles
         load.until = self.cycles + (WARM_CYCLES if load.explores else TRIAL_CYCLES)
@@ -337,6 +333,5 @@ class PaceController:
         return max(self.acceptance.expected_tokens(value), 1e-9)
 
     def expected_passes(self, value: int) -> CyclePasses:
-        """Return the expected passes of a cycle, with the rows of all requests."""
         passes = self.lengths.passes(value, self.expected_tokens(value))
         return [(role, rows * self.requests, times) for role, rows, times in passes if times]

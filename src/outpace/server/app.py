@@ -57,11 +57,9 @@ class PlaygroundPage:
         }
 
     def read_file(self, name: str) -> str:
-        """Return the text of a file of the page."""
         return (self.folder / name).read_text(encoding="utf-8")
 
     def embed_file(self, reference: re.Match[str]) -> str:
-        """Return the element with the content of a file, and allow its hash."""
         tag = reference.lastgroup or ""
         content = self.read_file(reference[tag])
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -69,7 +67,6 @@ class PlaygroundPage:
         return f"<{tag}>{content}</{tag}>"
 
     def to_response(self) -> Response:
-        """Return the page as a response."""
         return Response(self.text, headers=self.headers, media_type="text/html")
 
 
@@ -139,8 +136,6 @@ def build_server_app(service: Service) -> FastAPI:
 
 
 def add_completion_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes that decode."""
-
     @app.post(
         "/v1/chat/completions",
         response_class=Response,
@@ -165,8 +160,6 @@ def add_completion_routes(app: FastAPI, service: Service) -> None:
 
 
 def add_response_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of other APIs, which are translated to chats."""
-
     @app.post(
         "/v1/responses",
         response_class=Response,
@@ -195,7 +188,6 @@ def add_response_routes(app: FastAPI, service: Service) -> None:
 async def respond_translated(
     service: Service, request: Request, translation: Translation
 ) -> Response:
-    """Return the answer to a translated request; errors name the original fields."""
     with translation.rename_faults():
         handler = RequestHandler(service, translation.request, translation)
         if translation.request.stream:
@@ -205,8 +197,6 @@ async def respond_translated(
 
 
 def add_token_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes that convert prompts to token ids and back."""
-
     @app.post(
         "/tokenize",
         response_class=Response,
@@ -243,7 +233,6 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
 async def respond(
     service: Service, request: Request, body: ChatRequest | CompletionRequest
 ) -> Response:
-    """Return the answer to a request, whole or streamed."""
     handler = RequestHandler(service, body)
     if body.stream:
         return StreamingAnswer(handler)
@@ -251,8 +240,6 @@ async def respond(
 
 
 def add_model_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes that list models."""
-
     @app.get("/v1/models", response_class=Response, responses=document.answer_responses())
     async def models() -> Response:
         """List all models, with the methods that each supports."""
@@ -272,7 +259,6 @@ def add_model_routes(app: FastAPI, service: Service) -> None:
 
 
 def add_status_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes for the playground, health and metrics."""
     page = PlaygroundPage()
 
     @app.get("/", response_class=Response, responses={200: {"content": {"text/html": {}}}})
@@ -305,7 +291,6 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
 
 
 def json_response(value: Any) -> Response:
-    """Return a JSON response."""
     return Response(dump_json(value), media_type="application/json")
 
 
@@ -318,7 +303,6 @@ async def error_response(request: Request, error: Exception) -> Response:
 
 
 async def http_error_response(request: Request, error: Exception) -> Response:
-    """Return the error of an unknown path or unsupported HTTP method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:256]
     return HttpError(

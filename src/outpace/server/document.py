@@ -29,13 +29,7 @@ def schema_reference(name: str) -> OpenApiObject:
 def answer_responses(
     *statuses: int, media: Sequence[str] = ("application/json",), error: str = "Error"
 ) -> dict[int | str, OpenApiObject]:
-    """Describe the answer of a route, the errors of every route, and further ones.
-
-    Args:
-        statuses: Further statuses of errors.
-        media: Types of the answer.
-        error: Schema of errors that the route itself returns.
-    """
+    """Describe the answer of a route, the errors of every route, and further ones."""
     answers: dict[int | str, OpenApiObject] = {200: {"content": {each: {} for each in media}}}
     for status in (401, 403, 408, 413, 421, *statuses):
         schema = schema_reference(error if status in (*statuses, 408, 413) else "Error")

@@ -65,13 +65,11 @@ class RequestFailure(NamedTuple):
 
 
 def encode_frame(value: Any) -> bytes:
-    """Return an object with its length header, ready to send."""
     body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return LENGTH_HEADER.pack(len(body)) + body
 
 
 def send_object(connection: socket.socket, value: Any) -> None:
-    """Send an object, blocking until the other process has received it."""
     try:
         connection.sendall(encode_frame(value))
     except ConnectionError:
@@ -85,7 +83,6 @@ def receive_object(connection: socket.socket) -> Any:
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive exactly `size` bytes."""
     data = b""
     while len(data) < size:
         data += receive_some(connection, size - len(data))
@@ -93,7 +90,6 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def receive_some(connection: socket.socket, size: int) -> bytes:
-    """Receive between 1 and `size` bytes."""
     with suppress(ConnectionError):
         if data := connection.recv(size):
             return data
@@ -140,13 +136,11 @@ class EngineConnection:
     def send_messages(
         self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
     ) -> None:
-        """Send messages."""
         send_object(self.socket, [*map(encode_message, messages)])
         self.sent = time.monotonic()
 
 
 def encode_message(message: EngineMessage) -> Any:
-    """Return a message in the form that is pickled."""
     if not isinstance(message, Event) or (error := message.error) is None:
         return message
     cause = error.__cause__ if isinstance(error.__cause__, TooLargeError) else None
@@ -154,7 +148,6 @@ def encode_message(message: EngineMessage) -> Any:
 
 
 def decode_message(message: EngineMessage | RequestFailure) -> EngineMessage:
-    """Return the message from its pickled form."""
     if not isinstance(message, RequestFailure):
         return message
     message.error.__cause__ = message.cause
@@ -234,17 +227,14 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         return cast(Mapping[str, ModelInfo], loaded)
 
     async def start_receiving(self) -> None:
-        """Start receiving messages in the running event loop."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self, sock=self.socket)
         self.track_silence(loop)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are of a separate type
 
     def track_silence(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Measure the time without data, excluding time in which this loop was blocked."""
         if self.is_alive:
             self.silent_seconds += HEARTBEAT_SECONDS
             loop.call_later(HEARTBEAT_SECONDS, self.track_silence, loop)
@@ -282,7 +272,6 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             ) from None
 
     def data_received(self, data: bytes) -> None:
-        """Decode messages and pass them to their requests."""
         self.silent_seconds = 0.0
         for messages in self.inbox.feed(data):
             for message in map(decode_message, messages):
@@ -299,7 +288,6 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             self.fail_requests()
 
     def exit_description(self) -> str:
-        """Describe how the process exited."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
         status = self.process.returncode

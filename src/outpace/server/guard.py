@@ -48,7 +48,6 @@ VALUE_LIMITS = {
 
 
 def check_body_complexity(body: bytes) -> None:
-    """Raise `HttpError` for a body that would take long to parse."""
     if len(body) <= MAX_UNCHECKED_BYTES:
         return
     stripped = JSON_STRING.sub(b"", body)
@@ -60,7 +59,6 @@ def check_body_complexity(body: bytes) -> None:
 
 
 def parse_request(kind: type[RequestType], body: bytes) -> RequestType:
-    """Return a request from its JSON."""
     check_body_complexity(body)
     try:
         return kind.model_validate_json(body)
@@ -100,7 +98,6 @@ def validation_http_error(error: ValidationError) -> HttpError:
 
 
 def unsupported_depth(place: tuple[str | int, ...]) -> int | None:
-    """Return the depth of an unsupported field on a path, or None."""
     depth = 2 if place[:1] == ("messages",) else 0
     step = place[depth] if len(place) > depth else None
     return depth if step in REFUSAL_REASONS or (depth and step == "role") else None
@@ -117,7 +114,6 @@ def pydantic_message(error: Any) -> str:
 
 
 def describe_error(place: tuple[str | int, ...], error: Any, message: str) -> str:
-    """Return what is wrong with a field."""
     if error["type"] == "extra_forbidden":
         return "unknown field"
     if error["type"] == "missing":
@@ -165,7 +161,6 @@ class GuardMiddleware:
         self.read_seconds = read_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on or reject it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -230,7 +225,6 @@ class LimitedBody:
         self.is_complete = False
 
     async def __call__(self) -> Message:
-        """Return the next message."""
         if self.is_complete:
             return await self.receive()
         try:
@@ -249,6 +243,5 @@ class LimitedBody:
 
 
 def body_too_large_error() -> HttpError:
-    """Return the error for an oversized body, the rest of which is not read."""
     headers = {"Connection": "close"}
     return HttpError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", headers=headers)

@@ -43,7 +43,6 @@ class HttpError(Exception):
 
     @property
     def error_object(self) -> dict[str, Any]:
-        """The error as OpenAI's clients expect it."""
         return {
             "error": {
                 "message": str(self)[:MAX_ERROR_CHARACTERS],
@@ -64,7 +63,6 @@ class HttpError(Exception):
         return b"data: " + self.body + b"\n\n"
 
     def to_response(self) -> Response:
-        """Return the response to a request whose answer has not started."""
         return Response(self.body, self.status, self.headers, "application/json")
 
 

@@ -37,7 +37,6 @@ class JsonFormatter(logging.Formatter):
     """Format each record as one line of JSON, with the id of the request that it belongs to."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -53,12 +52,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_log(*, verbose: bool, log_format: LogFormat = "text") -> None:
-    """Log to standard error.
-
-    Args:
-        verbose: Whether to log messages of other packages from INFO on, not WARNING, and requests.
-        log_format: `json` for lines of JSON, which include requests.
-    """
+    """Log to standard error."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     if log_format == "json":
@@ -70,17 +64,14 @@ def start_log(*, verbose: bool, log_format: LogFormat = "text") -> None:
 
 
 def add_request_fields(**fields: Any) -> None:
-    """Add fields to the log line of the current request."""
     REQUEST_FIELDS.get({}).update(fields)
 
 
 def server_url(host: str, port: int) -> str:
-    """Return the address of a server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def log_start(host: str, port: int) -> None:
-    """Log the address before the models are loaded."""
     LOG.info("outpace %s at %s: loading the models", __version__, server_url(host, port))
 
 
@@ -91,7 +82,6 @@ def log_address(host: str, port: int) -> None:
 
 @contextmanager
 def log_loading(name: str, place: str) -> Iterator[None]:
-    """Log that a model is being loaded, with progress for large ones."""
     from outpace.checkpoints.fill import report_load_progress  # imports PyTorch
 
     LOG.info("loading %s", name if name == place else f"{name} ({place})")
@@ -122,7 +112,6 @@ class AccessLogMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run a request and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -106,7 +106,6 @@ class MediaBlock(OtherPart):
 
 
 def block_tag(block: object) -> str:
-    """Return the tag of a block."""
     kind = read_type(block)
     return "dict-media" if kind in ("image", "document") else f"dict-{kind}"
 
@@ -142,7 +141,6 @@ class TurnMessage(StrictModel):
 
     @property
     def blocks(self) -> Sequence[Any]:
-        """The blocks of the content, none if it is a text."""
         return () if isinstance(self.content, str) else self.content or ()
 
 
@@ -240,7 +238,6 @@ class CountTokensRequest(StrictModel):
 
     @model_validator(mode="after")
     def check_blocks(self) -> Self:
-        """Reject blocks that only the other role may have."""
         for number, message in enumerate(self.messages):
             blocks = message.blocks
             has_result = any(isinstance(block, ToolResultBlock) for block in blocks)
@@ -301,7 +298,6 @@ class CountTokensRequest(StrictModel):
         )
 
     def chat_messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages of the conversation in the form of chats."""
         if system := join_texts(self.system, clean=drop_billing_line):
             yield {"role": "system", "content": system}
         for message in self.messages:
@@ -333,7 +329,6 @@ def drop_billing_line(text: str) -> str:
 
 @cache
 def log_dropped_line() -> None:
-    """Log once that the line is left out."""
     LOG.info("the line x-anthropic-billing-header of system texts is left out of prompts")
 
 
@@ -349,7 +344,6 @@ EMPTY_TURN = {"role": "assistant", "content": ""}
 
 
 def assistant_turn(blocks: Sequence[Any]) -> dict[str, Any]:
-    """Return a turn of the assistant as a message."""
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     message: dict[str, Any] = {**EMPTY_TURN, "content": join_texts(texts)}
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
@@ -378,7 +372,6 @@ def other_turn(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def declare_tool(tool: MessagesTool) -> dict[str, Any]:
-    """Return a tool in the form of chats."""
     function = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:
         function["description"] = tool.description
@@ -386,14 +379,12 @@ def declare_tool(tool: MessagesTool) -> dict[str, Any]:
 
 
 def chat_tool_choice(choice: MessagesToolChoice) -> Any:
-    """Return a choice of tools in the form of chats."""
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name or ""}}
     return {"auto": None, "any": "required", "none": "none"}[choice.type]
 
 
 def chat_format(form: OutputFormat) -> dict[str, Any]:
-    """Return a format of the answer in the form of chats."""
     return {"type": form.type, "schema": form.schema_}
 
 
@@ -429,7 +420,6 @@ class MessagesTranslation(Translation):
             self.request = original.to_chat(model.text)
 
     def open_writer(self, model: HostedModel, number: int) -> AnswerWriter:
-        """Return the writer of the answer."""
         return MessagesWriter(model, number)
 
 
@@ -458,7 +448,6 @@ class MessagesWriter(AnswerWriter):
         }
 
     def format_block(self, block: Block) -> ReplyObject:
-        """Return a block with its content."""
         match block.kind:
             case "thoughts":
                 return {"type": "thinking", "thinking": block.text, "signature": ""}
@@ -473,21 +462,17 @@ class MessagesWriter(AnswerWriter):
         }
 
     def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
-        """Return the event before all blocks."""
         self.parser = BlockParser(pending[0].format)
         message = self.format_message(None, len(pending[0].prompt))
         return format_event("message_start", message=message)
 
     def format_ping(self) -> str:
-        """Return the event of a ping."""
         return format_event("ping")
 
     def format_event(self, index: int, event: Event) -> str:
-        """Return the events for the progress of the answer."""
         return "".join(map(self.format_change, self.parser.feed_event(event)))
 
     def format_change(self, change: BlockChange) -> str:
-        """Return the events for a change of a block."""
         block = change.block
         match change.change:
             case "begin":
@@ -500,7 +485,6 @@ class MessagesWriter(AnswerWriter):
         return format_event("content_block_stop", index=block.number)
 
     def end_stream(self, outputs: Sequence[Output]) -> bytes:
-        """Return the events after all blocks."""
         (output,) = outputs
         usage = format_usage(output, output.prompt_tokens)
         more = extension_fields(output)
@@ -508,17 +492,14 @@ class MessagesWriter(AnswerWriter):
         return (ends + format_event("message_stop")).encode()
 
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
-        """Return the whole message."""
         (output,) = outputs
         return dump_json(self.format_message(output, output.prompt_tokens)).encode()
 
     def format_failure(self, fault: HttpError) -> bytes:
-        """Return the event of an error."""
         return f"event: error\ndata: {dump_json(error_object(fault))}\n\n".encode()
 
 
 def format_event(name: str, /, **fields: Any) -> str:
-    """Return an event."""
     return f"event: {name}\ndata: {dump_json({'type': name, **fields})}\n\n"
 
 
@@ -534,7 +515,6 @@ def format_usage(output: Output | None, prompt_tokens: int) -> ReplyObject:
 
 
 def stop_fields(output: Output) -> ReplyObject:
-    """Return why an answer ended."""
     reason = STOP_REASONS[output.finish_reason]
     if output.stop_string is not None:
         reason = "stop_sequence"
@@ -544,19 +524,16 @@ def stop_fields(output: Output) -> ReplyObject:
 
 
 def extension_fields(output: Output) -> ReplyObject:
-    """Return the fields that Anthropic's API does not have."""
     return {"outpace": {"max_tokens": output.max_tokens, **output.draft_figures}}
 
 
 def error_object(fault: HttpError) -> ReplyObject:
-    """Return an error as Anthropic's clients expect it."""
     error = fault.error_object["error"]
     kind = "api_error" if fault.status >= 500 else error["type"]
     return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 
 
 def error_response(fault: HttpError) -> Response:
-    """Return the response of an error."""
     body = dump_json(error_object(fault))
     return Response(body, fault.status, fault.headers, "application/json")
 

@@ -63,14 +63,12 @@ def option_field(option: str) -> str:
 
 
 def supported_fields(method: Method) -> tuple[str, ...]:
-    """Return the optional fields that a method supports."""
     ordered = SEQUENTIAL_FIELDS if method.is_sequential else OUT_OF_ORDER_FIELDS
     causal = CAUSAL_FIELDS if set(method.target_kinds) <= set(CAUSAL_KINDS) else ()
     return COMMON_FIELDS + ordered + causal + (INFILL_FIELDS if method.sees_ahead else ())
 
 
 def check_supported_fields(request: BaseRequest, method: Method) -> None:
-    """Raise `HttpError` for a field that the method does not support."""
     supported = {*supported_fields(method)}
     echoes = isinstance(request, CompletionRequest) and request.echoes_scores
     if echoes and not supported.issuperset(CAUSAL_FIELDS):
@@ -126,7 +124,6 @@ class MethodOption:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return the entry of `GET /v1/models`."""
         return {
             "name": self.option.name,
             "help": self.option.meaning,
@@ -163,11 +160,9 @@ class MethodChoice:
 
     @cached_property
     def default_method(self) -> tuple[Method, Method]:
-        """The method with its default options."""
         return self.construct({})
 
     def construct(self, options: Mapping[str, Any]) -> tuple[Method, Method]:
-        """Construct the method with allowed options."""
         values = {name: option.default for name, option in self.options.items()} | dict(options)
         try:
             shown = self.method_type(**values)
@@ -181,7 +176,6 @@ class MethodChoice:
         return shown, replace(shown, **paths) if paths else shown
 
     def describe(self, default: bool) -> dict[str, Any]:
-        """Return the entry of `GET /v1/models`."""
         shown, _ = self.create({})
         supported = supported_fields(shown)
         return {

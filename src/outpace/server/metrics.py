@@ -67,11 +67,9 @@ class ServerMetrics:
         self.lag = histogram("loop_lag_seconds", "Lag of the event loop", SECONDS_BUCKETS)
 
     def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def count_answer(self, labels: tuple[str, str], output: Output) -> None:
-        """Count a complete answer."""
         self.output.labels(*labels).inc(output.chosen)
         if output.forwards:
             self.rate.labels(*labels).observe(output.tokens_per_forward)
@@ -96,7 +94,6 @@ class RequestTimer:
         self.gaps: list[float] = []
 
     def record_text(self) -> None:
-        """Record that text was sent."""
         now = perf_counter()
         if self.first is None:
             self.first = now - self.began
@@ -105,7 +102,6 @@ class RequestTimer:
         self.last = now
 
     def report_metrics(self, metrics: ServerMetrics, labels: tuple[str, str]) -> None:
-        """Add the measurements to the metrics after the request."""
         if self.first is not None:
             metrics.first.labels(*labels).observe(self.first)
         observe = metrics.gaps.labels(*labels).observe
@@ -121,7 +117,6 @@ class EngineCollector:
         self.models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of all models."""
         waiting = GaugeMetricFamily("outpace_waiting", "Waiting requests", labels=["model"])
         running = GaugeMetricFamily("outpace_running", "Running requests", labels=["model"])
         loaded = GaugeMetricFamily("outpace_loaded", "Whether it is loaded", labels=["model"])
@@ -146,7 +141,6 @@ class EngineCollector:
 
 
 def usage_by_role(model: HostedModel) -> dict[str, list[CacheUsage]]:
-    """Return the cache usage of an engine's models, by role."""
     groups: dict[str, list[CacheUsage]] = {}
     for usage in model.engine.cache_usage:
         groups.setdefault(model.roles[usage.name], []).append(usage)

@@ -46,7 +46,6 @@ def parse_duration(text: str) -> float:
 
 
 def check_lazy_options(entry: Entry) -> None:
-    """Raise `OptionError` for options of loading on request that do not fit each other."""
     if entry.keep is not None:
         parse_duration(entry.keep)
         if not entry.lazy:
@@ -56,12 +55,7 @@ def check_lazy_options(entry: Entry) -> None:
 
 
 def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
-    """Check the files and options of a lazy model, and measure the memory that it needs.
-
-    Args:
-        entry: The model.
-        load: Function that loads it.
-    """
+    """Check the files and options of a lazy model, and measure the memory that it needs."""
     check_cache_gib(entry.cache_gib)
     check_type("pace", entry.pace, Pacing)
     device, dtype = resolve_types(
@@ -136,7 +130,6 @@ class HostedModel(ModelInfo):
         return tokenizer.token_bytes(token, previous) or b""
 
     def token_text(self, token: int, previous: int | None) -> str:
-        """Return the text of a token after another."""
         return self.token_bytes(token, previous).decode("utf-8", "replace")
 
     def with_adapters(self) -> dict[str, HostedModel]:
@@ -169,7 +162,6 @@ class HostedModel(ModelInfo):
         return message
 
     def describe(self, created: int) -> dict[str, Any]:
-        """Return the entry of `GET /v1/models`."""
         config, calls, thoughts = self.config, self.text.call_format, self.text.thought_format
         return {
             "id": self.name,
@@ -197,7 +189,6 @@ class HostedModel(ModelInfo):
 
 
 def load_served_model(entry: Entry) -> LLM:
-    """Load a model and everything its methods need; raises `ValueError` if that is impossible."""
     default, methods = available_methods(entry)
     _, method = methods[default].default_method
     llm = LLM(entry.path, method, **entry.load_options())
@@ -209,7 +200,6 @@ def load_served_model(entry: Entry) -> LLM:
 
 
 def load_lazily(name: str, entry: Entry) -> LLM:
-    """Load a model while others are served, with progress in the log."""
     with log_loading(name, entry.path):
         return load_served_model(entry)
 
@@ -253,12 +243,10 @@ def use_default_draft(name: str, entry: Entry) -> Entry:
 
 
 def describe_models(entries: Mapping[str, Entry]) -> dict[str, ModelInfo]:
-    """Describe valid models."""
     return {name: describe_model(name, entry) for name, entry in entries.items()}
 
 
 def describe_model(name: str, entry: Entry) -> ModelInfo:
-    """Describe a valid model."""
     default, methods = available_methods(entry)
     path = model_title(entry.path, entry.adapter)
     roles = {path: "target"}

@@ -12,7 +12,6 @@ def exit_with_parent() -> None:
 
 
 def wait_for_parent() -> None:
-    """Wait until standard input closes, then exit."""
     while os.read(0, 1):
         pass
     os._exit(0)

@@ -38,13 +38,7 @@ def dump_json(value: Any) -> str:
 
 
 def call_id(request: int, index: int, number: int) -> str:
-    """Return the id of a call of a choice: nine letters and digits, as some templates need.
-
-    Args:
-        request: Random number of the request.
-        index: Index of the choice.
-        number: Number of the call in the choice.
-    """
+    """Return the id of a call of a choice: nine letters and digits, as some templates need."""
     value, digits = request + 100_003 * index + number, ""
     for _ in range(9):
         value, digit = divmod(value, len(ID_CHARACTERS))
@@ -97,7 +91,6 @@ class Reply:
         self.empty = ',"usage":null' if self.usage else ""
 
     def base_object(self, kind: str) -> ReplyObject:
-        """Return the fields common to all objects."""
         created = int(time.time())
         return {"id": self.id, "object": kind, "created": created, "model": self.model.name}
 
@@ -141,7 +134,6 @@ class Reply:
             yield f'"tool_calls":{entries}'
 
     def format_call(self, index: int, delta: CallDelta) -> ReplyObject:
-        """Return new text of a call; its first has the id and the name."""
         if delta.name is None:
             return {"index": delta.number, "function": {"arguments": delta.arguments}}
         call = ToolCall(delta.name, delta.arguments)
@@ -149,7 +141,6 @@ class Reply:
         return {"index": delta.number, **call_object(identity, call)}
 
     def format_empty_chunk(self, **extra: Any) -> str:
-        """Return an event without choices."""
         return f'{self.head}"choices":[],{dump_json(extra)[1:]}\n\n'
 
     def format_final_chunk(self, outputs: Sequence[Output], seeds: Sequence[int]) -> str:
@@ -165,15 +156,7 @@ class Reply:
         shown: Sequence[Output],
         prompt_scores: Sequence[PromptScores],
     ) -> bytes:
-        """Return the whole answer as one object.
-
-        Args:
-            outputs: Output of each choice.
-            seeds: Seed of each choice.
-            trace: Whether statistics have all steps.
-            shown: Outputs to show, some after their prompts.
-            prompt_scores: Log-probabilities of the prompt of each choice, if requested.
-        """
+        """Return the whole answer as one object."""
         kind = "chat.completion" if self.chat else "text_completion"
         choices = [self.format_choice(index, output) for index, output in enumerate(shown)]
         figures = self.format_statistics(outputs, seeds, trace)
@@ -186,7 +169,6 @@ class Reply:
         return dump_json(self.base_object(kind) | ends).encode()
 
     def format_choice(self, index: int, output: Output) -> ReplyObject:
-        """Return one choice of the answer."""
         content: ReplyObject = {"text": output.text}
         parts = output.parts
         if self.chat:
@@ -226,7 +208,6 @@ class Reply:
         return {"content": entries, "refusal": None}
 
     def format_logprob(self, token: int, score: float, previous: int | None) -> ReplyObject:
-        """Return the text, the bytes and the log-probability of a token after another."""
         text = self.model.token_text(token, previous)
         data = self.model.token_bytes(token, previous)
         return {"token": text, "logprob": score, "bytes": [*data]}
@@ -260,7 +241,6 @@ class Reply:
         return [{"index": index, **figure} for index, figure in enumerate(statistics)]
 
     def choice_statistics(self, output: Output, seed: int, trace: bool) -> ReplyObject:
-        """Return decoding statistics of one choice."""
         figure: ReplyObject = {
             "forwards": output.forwards,
             "tokens": output.chosen,

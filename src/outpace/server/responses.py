@@ -129,7 +129,6 @@ class FunctionTool(StrictModel):
 
 
 def tool_tag(tool: object) -> str:
-    """Return the tag of a tool."""
     return "dict-function" if read_type(tool) == "function" else "dict-provider"
 
 
@@ -157,7 +156,6 @@ class TextFormat(StrictModel):
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
-        """Check that the type may have the schema."""
         check_schema_type(self.type, has_schema=self.schema_ is not None)
         return self
 
@@ -251,18 +249,15 @@ class ResponsesRequest(StrictModel):
 
     @property
     def functions(self) -> list[FunctionTool]:
-        """The tools that the model may call."""
         return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
 
     def chat_tool_choice(self) -> Any:
-        """Return the choice of tools in the form of chats."""
         choice = self.tool_choice
         if isinstance(choice, FunctionChoice):
             return {"type": "function", "function": {"name": choice.name}}
         return None if choice == "auto" else choice
 
     def response_format(self) -> dict[str, Any] | None:
-        """Return the format of the text in the form of chats."""
         form = None if self.text is None else self.text.format
         return None if form is None else {"type": form.type, "schema": form.schema_}
 
@@ -302,7 +297,6 @@ def complete_turn(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def starts_turn(turn: dict[str, Any], item: object) -> bool:
-    """Return whether an item is not part of the assistant's turn so far."""
     match item:
         case ReasoningItem():
             return True
@@ -314,12 +308,10 @@ def starts_turn(turn: dict[str, Any], item: object) -> bool:
 
 
 def join_texts(content: str | Sequence[InputText | OtherPart] | None) -> str:
-    """Return the text of a content."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 def declare_tool(tool: FunctionTool) -> dict[str, Any]:
-    """Return a tool in the form of chats."""
     ignored = {"type", "defer_loading"}
     return {"type": "function", "function": tool.model_dump(exclude=ignored, exclude_none=True)}
 
@@ -351,7 +343,6 @@ class ResponsesTranslation(Translation):
             self.request = original.to_chat(model.text)
 
     def open_writer(self, model: HostedModel, number: int) -> AnswerWriter:
-        """Return the writer of the answer."""
         return ResponsesWriter(self.original, model, number)
 
 
@@ -366,7 +357,6 @@ class ResponsesWriter(AnswerWriter):
         self.parser: BlockParser
 
     def format_object(self, output: Output | None, error: ReplyObject | None = None) -> ReplyObject:
-        """Return the object of a response in progress, finished or failed."""
         request, status, details = self.request, "failed" if error else "in_progress", None
         items: list[ReplyObject] = []
         if output is not None:
@@ -408,7 +398,6 @@ class ResponsesWriter(AnswerWriter):
         }
 
     def format_usage(self, output: Output) -> ReplyObject:
-        """Return the numbers of tokens."""
         thoughts = count_reasoning_tokens(self.model.text, output)
         return {
             "input_tokens": output.prompt_tokens,
@@ -419,7 +408,6 @@ class ResponsesWriter(AnswerWriter):
         }
 
     def format_item(self, block: Block, status: str) -> ReplyObject:
-        """Return a block as an item of the output."""
         item: ReplyObject = {"id": self.item_id(block), "status": status}
         match block.kind:
             case "thoughts":
@@ -436,17 +424,14 @@ class ResponsesWriter(AnswerWriter):
         }
 
     def item_id(self, block: Block) -> str:
-        """Return the id of the item of a block."""
         return f"{ITEM_PREFIXES[block.kind]}_{self.number:024x}{block.number:02x}"
 
     def format_event_text(self, name: str, /, **fields: Any) -> str:
-        """Return an event."""
         value = {"type": name, "sequence_number": self.num_events, **fields}
         self.num_events += 1
         return f"event: {name}\ndata: {dump_json(value)}\n\n"
 
     def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
-        """Return the events before all text."""
         self.parser = BlockParser(pending[0].format)
         response = self.format_object(None)
         return self.format_event_text(
@@ -458,14 +443,12 @@ class ResponsesWriter(AnswerWriter):
         return self.format_event_text("keepalive")
 
     def format_event(self, index: int, event: Event) -> str:
-        """Return the events for the progress of the answer."""
         is_cut = event.output is not None and event.output.finish_reason == "length"
         return "".join(
             self.format_change(change, is_cut) for change in self.parser.feed_event(event)
         )
 
     def format_change(self, change: BlockChange, is_cut: bool) -> str:
-        """Return the events for a change of a block."""
         block, send = change.block, self.format_event_text
         at: ReplyObject = {"output_index": block.number}
         place = at | {"item_id": self.item_id(block)}
@@ -493,22 +476,18 @@ class ResponsesWriter(AnswerWriter):
         return ended + send("response.output_item.done", **at, item=item)
 
     def end_stream(self, outputs: Sequence[Output]) -> bytes:
-        """Return the event with the whole response."""
         response = self.format_object(outputs[0])
         return self.format_event_text(f"response.{response['status']}", response=response).encode()
 
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
-        """Return the whole response."""
         return dump_json(self.format_object(outputs[0])).encode()
 
     def format_failure(self, fault: HttpError) -> bytes:
-        """Return the event of a response that failed."""
         error = {"code": "server_error", "message": str(fault)}
         response = self.format_object(None, error)
         return self.format_event_text("response.failed", response=response).encode()
 
 
 def format_part(block: Block) -> ReplyObject:
-    """Return the content of the item of a block."""
     part: ReplyObject = {"type": PART_TYPES[block.kind], "text": block.text}
     return part | ({"annotations": [], "logprobs": []} if block.kind == "text" else {})

@@ -52,16 +52,13 @@ class StartedTransport:
         self.sent = sent
 
     def write(self, data: bytes) -> None:
-        """Send the rest of the response."""
         self.transport.write(data.removeprefix(self.sent))
         self.sent = b""
 
     def close(self) -> None:
-        """Close the connection once everything is sent."""
         self.transport.close()
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closing."""
         return self.transport.is_closing()
 
 
@@ -77,7 +74,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.seconds = seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timeout for headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # report every write that is not accepted at once
         self.size = 0
@@ -100,7 +96,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the timeout for a client that does not read."""
         super().pause_writing()
         self.start_write_timeout()
 
@@ -110,7 +105,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def start_write_timeout(self) -> None:
-        """Start the timeout for reading some of the buffered bytes."""
         buffered = self.transport.get_write_buffer_size()
         self.write_timer = self.loop.call_later(self.seconds, self.check_write_progress, buffered)
 
@@ -122,20 +116,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def cancel_write_timeout(self) -> None:
-        """Cancel the timeout for reading."""
         if self.write_timer is not None:
             self.write_timer.cancel()
             self.write_timer = None
 
     def start_header_timeout(self) -> None:
-        """Start the timeout for headers."""
         self.cancel_header_timeout()
         self.header_timer = self.loop.call_later(
             self.seconds, self.reject, HttpError(408, "the headers were not received in time")
         )
 
     def cancel_header_timeout(self) -> None:
-        """Cancel the timeout for headers."""
         if self.header_timer is not None:
             self.header_timer.cancel()
             self.header_timer = None
@@ -154,7 +145,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.start_header_timeout()
 
     def on_url(self, url: bytes) -> None:
-        """Count the bytes of the URL."""
         self.count_header_bytes(len(url))
         super().on_url(url)
 
@@ -171,7 +161,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise ValueError("too large")
 
     def send_400_response(self, msg: str) -> None:
-        """Reject invalid or incomplete HTTP."""
         self.reject(HttpError(400, msg))
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -234,7 +223,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def headers_too_large_error() -> HttpError:
-    """Return the error for oversized headers."""
     return HttpError(431, f"the headers must have at most {MAX_HEADER_BYTES} bytes")
 
 
@@ -286,14 +274,12 @@ class ServerRun:
         self.ending: asyncio.Task[None] | None = None
 
     def __call__(self) -> int:
-        """Serve until the end and return the exit status."""
         uvicorn_loop = self.server.config.get_loop_factory()
         with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
             runner.run(self.serve())
         return self.status
 
     async def serve(self) -> None:
-        """Serve until the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_signal)
@@ -312,7 +298,6 @@ class ServerRun:
             self.server.force_exit = self.server.should_exit = True
 
     async def drain_requests(self) -> None:
-        """Finish pending requests, or abort them after `drain_seconds`."""
         seconds = self.service.settings.drain_seconds
         LOG.info("finishing pending requests within %g seconds", seconds)
         self.service.drain()

@@ -70,11 +70,6 @@ class Service:
         """Load all models but lazy ones in a separate process and return their server.
 
         HTTP then does not slow the engine down.
-
-        Args:
-            config: The configuration of the server.
-            handle: The process, if it is started already.
-            small: Whether one thread decodes, which is fastest for small models.
         """
         command = LoadCommand(
             models=config.models,
@@ -93,7 +88,6 @@ class Service:
         model_infos: Mapping[str, ModelInfo],
         texts: Mapping[str, TextCodec],
     ) -> Self:
-        """Return a server for the models that a client has loaded."""
         models: dict[str, HostedModel] = {}
         for name, entry in config.models.items():
             max_pending = entry.max_sequences + config.server.max_waiting
@@ -122,7 +116,6 @@ class Service:
         return name not in self.models and not name.startswith(f"{sole.name}:")
 
     def find_listed_model(self, name: str) -> HostedModel:
-        """Return a model by name; raises `HttpError` if it is unknown."""
         if name not in self.models:
             names = ", ".join(self.models)
             raise HttpError(
@@ -134,7 +127,6 @@ class Service:
         return self.models[name]
 
     async def list_models(self) -> dict[str, Any]:
-        """Return all models as `GET /v1/models` lists them."""
         await self.client.update_stats()
         data = [model.describe(self.created) for model in self.models.values()]
         return {"object": "list", "data": data}
@@ -174,6 +166,5 @@ class Service:
             await asyncio.sleep(0.01)
 
     def abort_pending(self, fault: HttpError) -> None:
-        """Abort all pending requests with this error."""
         for exchange in list(self.pending):
             exchange.abort(fault)

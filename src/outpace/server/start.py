@@ -63,7 +63,6 @@ class Settings(FrozenModel):
     """Format of the log, `text` or `json`; the latter includes requests."""
 
     def read_key(self) -> bytes | None:
-        """Return the API key, or None."""
         if self.api_key is not None and self.api_key_file is not None:
             raise OptionError("api_key", None, "cannot be combined with api_key_file")
         if self.api_key_file is None:
@@ -121,7 +120,6 @@ def parse_section(
 
 
 def first_validation_error(error: ValidationError) -> OptionError:
-    """Return an error for the first unknown or invalid key; API keys are not quoted."""
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(map(str, first["loc"]))

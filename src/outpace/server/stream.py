@@ -41,7 +41,6 @@ class PromptEcho(NamedTuple):
 
 
 def join_scores(prompt: Sequence[float | None], answer: Sequence[float]) -> Sequence[float | None]:
-    """Return the log-probabilities of a prompt and of its answer."""
     return [*prompt, *answer]
 
 
@@ -129,14 +128,12 @@ class ChoiceStream:
             )
 
     def format_parts(self, parts: PartsDelta, scores: ReplyObject | None = None) -> str:
-        """Return the chunk of parts of the answer."""
         first, self.is_first = self.is_first, False
         return self.reply.format_chunk(
             self.index, parts, logprobs=scores, outpace=self.take_trace(), first=first
         )
 
     def buffer_trace(self, event: Event) -> None:
-        """Buffer steps and tokens until a chunk reports them."""
         self.steps += map(step_record, event.steps)
         before = [self.last_token, *event.ids]
         self.last_token = before[-1]
@@ -145,7 +142,6 @@ class ChoiceStream:
         self.forwards += sum(each.model == "target" for each in event.steps)
 
     def take_trace(self, end: bool = False) -> dict[str, Any] | None:
-        """Return the extension fields of a chunk and clear the buffer."""
         if not self.trace:
             return (
                 {"index": self.index, "seed": self.seed}
@@ -192,15 +188,12 @@ class CompletionWriter(AnswerWriter):
         return ""
 
     def format_ping(self) -> str:
-        """Return a comment."""
         return PING
 
     def format_event(self, index: int, event: Event) -> str:
-        """Return the chunks for the progress of a choice."""
         return "".join(self.streams[index].format_event(event))
 
     def end_stream(self, outputs: Sequence[Output]) -> bytes:
-        """Return the event with usage and statistics, if requested, and the end."""
         extension = self.request.extension
         has_scores = outputs[0].choice_logprobs is not None
         if not (extension.trace or extension.provisional or self.request.wants_usage or has_scores):
@@ -208,7 +201,6 @@ class CompletionWriter(AnswerWriter):
         return self.reply.format_final_chunk(outputs, self.seeds).encode() + STREAM_END
 
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
-        """Return the whole answer as one object."""
         shown, scores = [], []
         for index, (output, prompt) in enumerate(zip(outputs, prompts, strict=True)):
             echo = self.find_echo(index, prompt)
@@ -221,7 +213,6 @@ class CompletionWriter(AnswerWriter):
         return self.reply.format_answer(outputs, self.seeds, trace, shown, scores)
 
     def format_failure(self, fault: HttpError) -> bytes:
-        """Return the error as the last event."""
         return fault.event
 
 

@@ -24,7 +24,6 @@ class DetokenizeRequest(StrictModel):
 
 
 def parse_prompt_request(body: bytes) -> ChatRequest | CompletionRequest:
-    """Return a request for a chat or, without messages, for a completion."""
     check_body_complexity(body)
     try:
         value = from_json(body)
@@ -53,7 +52,6 @@ async def count_tokens(service: Service, translation: Translation) -> dict[str, 
 
 
 async def encode_prompt(handler: RequestHandler) -> list[int]:
-    """Return the token ids of the prompt of a request; raises `HttpError` if it is invalid."""
     engine = handler.model.engine
     read = partial(engine.read_request, handler.prompts[0][0], handler.options)
     try:

@@ -62,7 +62,6 @@ class Translation(ABC):
         """Return the writer of the answer; `number` is the random number of the request."""
 
     def rename_fault(self, fault: HttpError) -> HttpError:
-        """Return an error that names the field of this API."""
         if fault.param is None:
             return fault
         name = rename_field(fault.param, self.RENAMED_FIELDS)
@@ -83,7 +82,6 @@ class Translation(ABC):
 
 
 def rename_field(param: str, names: Mapping[str, str]) -> str:
-    """Return a path of fields with the first matching pattern replaced at its beginning."""
     for pattern, name in names.items():
         if re.match(pattern, param):
             return re.sub(pattern, name, param, count=1)
@@ -127,11 +125,9 @@ class BlockParser:
         self.blocks: list[Block] = []
 
     def feed_event(self, event: Event) -> Iterator[BlockChange]:
-        """Yield the changes by an event of the engine."""
         yield from self.feed(event.text, final=event.output is not None)
 
     def feed(self, piece: str, *, final: bool) -> Iterator[BlockChange]:
-        """Yield the changes by the next piece of the answer."""
         parts = self.parser.feed(piece, final=final)
         yield from self.add_parts(parts)
         if final:
@@ -140,7 +136,6 @@ class BlockParser:
             yield BlockChange("end", self.blocks[-1], is_last=True)
 
     def add_parts(self, parts: PartsDelta) -> Iterator[BlockChange]:
-        """Yield the changes by new parts, which come in this order in every answer."""
         if parts.reasoning:
             yield from self.add_text("thoughts", parts.reasoning)
         if parts.text:
@@ -155,7 +150,6 @@ class BlockParser:
         yield self.extend_block(text)
 
     def add_call(self, delta: CallDelta) -> Iterator[BlockChange]:
-        """Yield the changes by new characters of a call."""
         if delta.name is not None:
             yield from self.begin_block("call", delta.name)
         if delta.arguments:
@@ -164,20 +158,17 @@ class BlockParser:
     def begin_block(
         self, kind: Literal["thoughts", "text", "call"], name: str = ""
     ) -> Iterator[BlockChange]:
-        """End the last block and begin another one."""
         if self.blocks:
             yield BlockChange("end", self.blocks[-1])
         self.blocks.append(Block(len(self.blocks), kind, name))
         yield BlockChange("begin", self.blocks[-1])
 
     def extend_block(self, text: str) -> BlockChange:
-        """Append text to the last block."""
         self.blocks[-1].text += text
         return BlockChange("text", self.blocks[-1], text)
 
 
 def answer_blocks(output: Output) -> list[Block]:
-    """Return the blocks of a finished answer."""
     parser = BlockParser(output.format)
     for _ in parser.feed(output.text, final=True):
         pass

@@ -91,7 +91,6 @@ def save_checkpoint(
 def write_files(
     folder: Path, files: Mapping[str, Mapping[str, Tensor]], together: Accelerator | None
 ) -> dict[str, str]:
-    """Write this process's files; return the digests of all processes' files by name."""
     number, count = 0, 1
     if together is not None:
         number, count = together.process_index, together.num_processes
@@ -108,7 +107,6 @@ def write_files(
 
 
 def part_name(name: str, number: int, count: int) -> str:
-    """Return the name of a file, or of one process's part of it."""
     stem, dot, kind = name.partition(".")
     return name if count == 1 else f"{stem}-{number + 1:05d}-of-{count:05d}{dot}{kind}"
 
@@ -151,7 +149,6 @@ def restore_latest(
 def load_checkpoint(
     path: Path, model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> TrainingProgress:
-    """Restore model and optimizers in place."""
     progress, count = verify_checkpoint(path)
     with ExitStack() as stack:
         weights, states = (

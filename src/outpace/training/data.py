@@ -81,7 +81,6 @@ class JsonLinesFile:
     """A JSON Lines file, in memory, read as files of prompts are."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file; `ValueError` if it is missing or has no records."""
         if not path.is_file():
             raise ValueError(f"no data at {str(path)!r}; give a JSON Lines file, or story:train")
         self.lines = read_lines(path)
@@ -104,7 +103,6 @@ class HubDataset:
     """
 
     def __init__(self, name: str) -> None:
-        """Load the data set; `ValueError` if it or the library `datasets` is not available."""
         try:
             from datasets import load_dataset
         except ImportError as error:
@@ -153,7 +151,6 @@ def open_source(
 def parse_conversation(
     record: Any, place: str, fields: FieldNames | None = None
 ) -> AnsweredConversation:
-    """Return the messages of a record, the answer, and whether the answer is complete."""
     ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     if fields is not None and isinstance(record, dict):
         record = dict(zip(("prompt", "response"), map(record.get, fields), strict=True))
@@ -218,7 +215,6 @@ def check_message(message: Any, place: str) -> None:
 
 
 def check_utf8(text: str, place: str) -> str:
-    """Return the text; `ValueError` if it has unpaired surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -352,7 +348,6 @@ class Examples:
         return source.read_record(source.record_number(place))[1]
 
     def locate_example(self, number: int) -> tuple[int, int]:
-        """Return the index of an example's path, and its number within that path."""
         turn, place = divmod(number, len(self.turn_slots))
         who, place = self.turn_slots[place]
         return who, place + turn * self.data.turn_counts[who]
@@ -423,7 +418,6 @@ class Examples:
         return self.build_example(ids, answer, ended=ended)
 
     def render_messages(self, messages: list[dict[str, str]]) -> str:
-        """Render messages as one text; `ValueError` if the chat template rejects them."""
         if self.tokenizer.chat_template is None:
             return "\n".join(message["content"] for message in messages)
         try:
@@ -432,7 +426,6 @@ class Examples:
             raise ValueError(f"the chat template rejects its messages: {error}") from error
 
     def build_example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
-        """Tokenize the answer, and truncate prompt and answer to the maximum length."""
         widest = MAX_TOKEN_CHARACTERS * self.data.longest
         answer, ended = answer[:widest], ended and len(answer) <= widest
         response, offsets = self.tokenizer(answer, add_special_tokens=False)
@@ -454,7 +447,6 @@ def limit_length(data: Data, models: Sequence[ModelConfig]) -> Data:
 def marked_tokens(
     mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]
 ) -> list[bool]:
-    """Return which tokens, given by their character spans, overlap a match."""
     spans = [match.span() for match in mark.finditer(text)]
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 

@@ -28,12 +28,6 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
     section A.1). On a CPU it has two layers and blocks of 8, and the target's features are stored.
     The head covers the most frequent tokens of the answers; the mask is the last token that no
     answer has.
-
-    Args:
-        target: folder, file or name of the target.
-        data: folder that `outpace data` wrote.
-        out: folder of the run.
-        template: variables of the chat template.
     """
     device = resolve_device(None)
     on_gpu, half = device.type != "cpu", computes_bfloat16(device)
@@ -97,7 +91,6 @@ def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
 
 
 def draft_layers() -> int:
-    """Return the number of a draft's layers on this machine."""
     return 2 if resolve_device(None).type == "cpu" else 5
 
 

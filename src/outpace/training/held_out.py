@@ -42,7 +42,6 @@ class ExportDecoder:
         return {**self.method, **({"draft": export} if self.target else {})}
 
     def load_llm(self, export: Path, device: torch.device) -> LLM:
-        """Load the export for decoding, with a KV cache of 0.5 GiB."""
         options = self.method_options(str(export))
         name = options.pop("name", None)
         method = None if name is None else method_from_options(find_method(name), options)
@@ -170,7 +169,6 @@ class Validator:
 
     @torch.no_grad()
     def mean_losses(self, scored: nn.Module, batch: int) -> dict[str, float]:
-        """Return loss and metrics of all examples, `batch` examples per forward."""
         numbers = range(
             self.accelerator.process_index, len(self.examples), self.accelerator.num_processes
         )
@@ -225,7 +223,6 @@ class Validator:
 
 @contextmanager
 def evaluation_mode(accelerator: Accelerator, scored: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and restore its mode and the random state on exit."""
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         scored.eval()

@@ -54,7 +54,6 @@ class RowRecurrence:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend in a layer with attention."""
         return self.attend(layer, q, k, v, sinks)
 
     def recur(self, layer: int, run: RunRows) -> Tensor:

@@ -74,7 +74,6 @@ class LowRankUpdate(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the change of the matrix's output for rows `x [T, in]`."""
         inner = F.linear(self.dropout(x), self.down)
         return F.linear(inner, self.up) * self.scale
 
@@ -97,7 +96,6 @@ class AdaptedLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, in]`."""
         parts = list(self.linear(x).split(self.sizes, dim=-1))
         for number, update in self.updates.items():
             parts[int(number)] = parts[int(number)] + update(x)

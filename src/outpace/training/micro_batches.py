@@ -61,7 +61,6 @@ class MicroBatches:
 
 
 def split_evenly(items: Sequence[SplitItem], count: int) -> list[list[SplitItem]]:
-    """Split items into `count` contiguous parts; the first ones get the remainder, one each."""
     size, rest = divmod(len(items), count)
     ends = [size * n + min(n, rest) for n in range(count + 1)]
     return [[*items[a:b]] for a, b in zip(ends, ends[1:], strict=False)]

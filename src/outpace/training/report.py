@@ -54,7 +54,6 @@ class MetricAccumulator:
 
 
 def compute_means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Divide each sum by its count."""
     quotients = {name: total / max(over, 1e-9) for name, (total, over) in sums.items()}
     if diverged := [name for name, value in quotients.items() if not math.isfinite(value)]:
         raise ValueError(

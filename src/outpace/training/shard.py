@@ -59,7 +59,6 @@ def shard_model(scored: nn.Module, model: Stack, precision: str) -> None:
 
 
 def shard_frozen(models: Iterable[Stack], device: torch.device) -> None:
-    """Shard the blocks of frozen reference models; their other parameters move to the device."""
     for model in models:
         model.requires_grad_(False)
         for block in model.blocks:

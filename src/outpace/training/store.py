@@ -78,7 +78,6 @@ class FeatureStore:
         self.missing = self.find_missing()
 
     def check_folder(self) -> None:
-        """Raise `ValueError` if the folder holds anything but features that this run can read."""
         path = self.folder / INDEX_FILE
         if not path.exists():
             if self.folder.is_file() or any(self.folder.glob("[!.]*")):
@@ -233,7 +232,6 @@ def unscored_rows(example: Example) -> Rows:
 
 
 def model_digest(target: Transformer) -> str:
-    """Return a digest of a model's configuration and a sample of each weight."""
     pairs = ((each, getattr(target.config, each.name)) for each in fields(target.config))
     # Without defaults, so that features stay valid when a later version adds a field.
     settings = [(each.name, value) for each, value in pairs if each.repr and value != each.default]

@@ -320,7 +320,6 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def write_export(self, folder: Path) -> None:
-        """Write an export from the main process; a collective operation in sharded runs."""
         main, model = self.accelerator.is_main_process, self.model
         wanted = checkpoint.trainable_parameters(model) if self.adapter else model.state_dict()
         tensors = gather_tensors(wanted, keep=main)
@@ -352,7 +351,6 @@ class Trainer:
         self.accelerator.end_training()
 
     def train_step(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int, int]:
-        """Update the weights; return loss, normaliser, metrics, rows and tokens of this process."""
         rate = self.optim.learning_rate(step, steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -380,7 +378,6 @@ class Trainer:
     def backward_micro_batch(
         self, rows: Rows, normaliser: Tensor, metrics: dict[str, Any]
     ) -> Tensor:
-        """Accumulate the gradient of one micro-batch; return its summed loss."""
         # Gradients are averaged over processes; the mean normaliser gives those of one big batch.
         loss: Tensor
         loss, parts = self.loss_module(rows.to(self.accelerator.device))

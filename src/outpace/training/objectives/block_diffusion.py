@@ -72,7 +72,6 @@ class BlockDiffusion(Objective):
         return replace(self, block=block, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Build the clean stream and the masked ones, with random masks."""
         assert self.block is not None, "bind the objective first"
         prompt, end = len(example.prompt), -(-len(example) // self.block) * self.block
         answer = pad_response(

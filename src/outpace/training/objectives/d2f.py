@@ -111,7 +111,6 @@ class Pipeline:
             self.unfilled[holes[torch.from_numpy(chosen)]] = False
 
     def filled_fraction(self) -> Tensor:
-        """Return the filled fraction of each block, `f32[blocks]`."""
         return (
             1
             - torch.bincount(self.block_numbers[self.unfilled], minlength=len(self.sizes))
@@ -219,7 +218,6 @@ class D2F(Objective):
         return self.noisy_rows(example.prompt, answer, shares, draws)
 
     def block_fractions(self, first: float, rises: Floats) -> Floats:
-        """Compute the masked fraction of each block from uniform draws in [0, 1)."""
         low, high = self.noise
         if not self.monotone:
             return low + (high - low) * np.append(first, rises)
@@ -266,7 +264,6 @@ class D2F(Objective):
         return self.state_loss(models, hidden, rows)
 
     def unrolled_loss(self, models: Models, rows: Rows) -> Loss:
-        """Compute the mean loss of the states of simulated decoding."""
         assert self.shift is not None, "bind the objective first"
         pipeline = Pipeline(rows, self.shift)
         attend = plan_row_attention(models.trained.config, rows.ranges, rows.ids.device)
@@ -290,7 +287,6 @@ class D2F(Objective):
     @staticmethod
     @torch.no_grad()
     def top_probabilities(models: Models, hidden: Tensor, places: Tensor) -> Tensor:
-        """Return the probability of the most probable token at `places`, `f32[holes]`."""
         model = models.trained
 
         def top_probability(places: Tensor) -> tuple[Tensor]:

@@ -175,7 +175,6 @@ class DFlash(Objective):
         )
 
     def confidence_weight(self, config: ModelConfig) -> float:
-        """Return the weight of a draft's confidence head; `ValueError` if it does not fit."""
         has_head = config.chain is not None and config.chain.predicts_acceptance
         weight = float(has_head) if self.confidence is None else self.confidence
         if weight and not has_head:
@@ -278,7 +277,6 @@ class DFlash(Objective):
     def score_masks(
         self, models: Models, out: DraftPasses, masks: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss, negative log-likelihood and top-1 correctness of each mask."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, Draft)
         labels = draft.head_labels(out.labels[masks])

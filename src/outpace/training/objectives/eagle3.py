@@ -209,7 +209,6 @@ class UnrolledAttention:
         """`[T, H, D]` by step."""
 
     def step_attention(self, step: int) -> Attend:
-        """Return the attention of a step; a repeated step overwrites its keys."""
         return StepAttention(self, step)
 
     def attend_step(self, step: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

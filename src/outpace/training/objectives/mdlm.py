@@ -123,7 +123,6 @@ class MDLM(Objective):
         return replace(self, shift=config.shift, mask_id=mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Build rows of one of the four kinds, chosen at random."""
         kind = rng.random()
         if kind < self.causal:
             return self.causal_rows(example, rng)
@@ -147,7 +146,6 @@ class MDLM(Objective):
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
 
     def suffix_starts(self, example: Example, count: int, rng: Generator) -> list[int]:
-        """Choose up to `count` response slots at which suffixes start, sorted."""
         first = self.shift if not example.prompt and len(example.response) > 1 else 0
         anywhere = range(first or 0, len(example.response))
         marked = [place for place in anywhere if example.marks[place]] or anywhere

@@ -37,7 +37,6 @@ class SFT(Objective):
         return self
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Build one causal row per token."""
         responses = np.where(example.marks, self.mark_weight, 1.0)
         prompts = np.full(len(example.prompt), self.prompt_weight)
         tokens = np.array([*example.prompt, *example.response])

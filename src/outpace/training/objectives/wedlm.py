@@ -90,7 +90,6 @@ class WeDLM(Objective):
         return replace(self, mask_id=mask_id, length=config.max_length)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Build the clean stream and the masked ones, with random masks."""
         assert self.length is not None, "bind the objective first"
         prompt, length = len(example.prompt), len(example)
         ends = max(min(self.ends, self.length - length), 0) if example.ended else 0
@@ -175,7 +174,6 @@ class WeDLM(Objective):
 
     @staticmethod
     def part_loss(models: Models, hidden: Tensor, rows: Rows, part: Tensor) -> tuple[Loss, Tensor]:
-        """Return the loss of some of the rows, and the sum of their weights."""
         labels = rows.labels.where(part, UNSCORED)
         weight = rows.weights[part].sum().clamp(min=MIN_RATIO)
         return cross_entropy(models.trained, hidden, replace(rows, labels=labels)), weight
