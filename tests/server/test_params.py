@@ -1,5 +1,7 @@
 """Options whose fields have other names: an error names the option in Python, the field in HTTP."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -90,6 +92,30 @@ def test_context_errors(llm: LLM, client: TestClient) -> None:
         assert error.value.param == param
         told = refused(client, completion([5] * prompt, max_tokens=max_tokens))
         assert (told["param"], told["code"]) == (param, "context_length_exceeded")
+        assert re.search(AGENT_WORDS[param], str(error.value))
+
+
+AGENT_WORDS = {
+    "prompt": r"prompt is too long: (\d+) tokens > (\d+) maximum context length",
+    "max_tokens": r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)",
+}
+"""Words on which Claude Code, opencode and Cline shorten a conversation."""
+
+
+def test_agents_recognise_a_full_context(client: TestClient) -> None:
+    turn = {"role": "user", "content": "four apples " * 200}
+    sent = {"model": "tiny-ar", "messages": [turn], "max_tokens": 9}
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        refusal = client.post(path, json=sent | {"stream": True})
+        words = re.search(AGENT_WORDS["prompt"], refusal.json()["error"]["message"])
+        assert refusal.status_code == 400 and words and int(words[1]) > int(words[2]) == 512
+    body = {"model": "tiny-ar", "input": [turn]}
+    assert client.post("/v1/responses", json=body).status_code == 400
+    stream = client.post("/v1/responses", json=body | {"stream": True})
+    (event, data), *_ = (each.split("\n") for each in stream.text.split("\n\n"))
+    response = json.loads(data.removeprefix("data: "))["response"]
+    assert (stream.status_code, event) == (200, "event: response.failed")
+    assert response["error"]["code"] == "context_length_exceeded"
 
 
 def test_errors_of_the_engine_process_keep_param() -> None:

@@ -77,12 +77,13 @@ class SharedTokenizer:
         """Raise `ContextError` for text with more characters than the context can hold."""
         if self.context_length is None or len(text) <= self.context_length:
             return
-        if len(text) > (limit := self.context_length * self.longest_token):
+        least = -(-len(text) // self.longest_token)
+        if least > (limit := self.context_length):
             raise ContextError(
                 "prompt",
                 text,
-                f"a prompt of {len(text)} characters is too long for {self.name}: its context of "
-                f"{self.context_length} tokens holds at most {limit}",
+                f"prompt is too long: at least {least} tokens > {limit} maximum context length, "
+                f"the context of {self.name}",
             )
 
     def encode_plain(self, text: str, *, begin: bool = False) -> list[int]:

@@ -116,22 +116,33 @@ class Pairing:
     def check_room(self, method: Method, request: Request) -> None:
         """Raise `ContextError` for a request that is longer than a context or a cache.
 
-        It names the prompt where not one token fits after it, and else `max_tokens`.
+        It names the prompt where not one token fits after it, and else `max_tokens`, in the words
+        of Anthropic's server, by which agents find that they have to shorten a conversation.
         """
         prompt = len(request.prompt)
-        slots = method.slots_needed(prompt, request.max_tokens)
+        answer, least = (
+            method.slots_needed(prompt, tokens) - prompt for tokens in (request.max_tokens, 1)
+        )
         for runner in self.runners.values():
-            limit = min(runner.config.max_length, len(runner.cache))
-            if slots > limit:
-                extra = f" with {method!r}" if slots > prompt + request.max_tokens else ""
-                fits = method.slots_needed(prompt, 1) <= limit and not request.is_infill
-                param, value = ("max_tokens", request.max_tokens) if fits else ("prompt", prompt)
-                raise ContextError(
-                    param,
-                    value,
-                    f"a prompt of {prompt} tokens and max_tokens={request.max_tokens} need {slots}"
-                    f" slots{extra}, but {runner.name} has {limit}: shorten one of them",
-                )
+            model, limit = runner.config.max_length, len(runner.cache)
+            where = f"the context of {runner.name}"
+            if limit < model:
+                where = f"the cache; {runner.name} takes {model} with a larger cache_gib"
+            limit = min(limit, model)
+            if prompt + answer <= limit:
+                continue
+            if request.is_infill or prompt + least > limit:
+                tokens = prompt + (answer if request.is_infill else least)
+                reason = f"prompt is too long: {tokens} tokens > {limit} maximum context length"
+                raise ContextError("prompt", prompt, f"{reason}, {where}")
+            reason = "input length and `max_tokens` exceed context limit"
+            if answer > request.max_tokens:
+                where += f"; {method!r} takes {answer} for {request.max_tokens}"
+            raise ContextError(
+                "max_tokens",
+                request.max_tokens,
+                f"{reason}: {prompt} + {answer} > {limit}, {where}",
+            )
 
 
 def accepts_head(method: type[Method]) -> bool:

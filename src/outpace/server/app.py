@@ -90,9 +90,14 @@ class StreamingAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the request, then stream its events. Refusals raise `HttpError` first."""
-        with self.convert_faults():
-            async with self.handler.submit_choices(receive):
-                await self.handler.send_stream(send)
+        try:
+            with self.convert_faults():
+                async with self.handler.submit_choices(receive):
+                    await self.handler.send_stream(send)
+        except HttpError as fault:
+            if not self.handler.writer.streams_refusal(fault):
+                raise
+            await self.handler.send_refusal(send, fault)
 
 
 def build_guarded_app(settings: Settings, *, openapi_url: str | None = "/openapi.json") -> FastAPI:

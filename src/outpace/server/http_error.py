@@ -18,6 +18,9 @@ ERROR_TYPES = {
 }
 """Error types by status; all others are `invalid_request_error`."""
 
+CONTEXT_CODE = "context_length_exceeded"
+"""Code of requests that exceed the context."""
+
 MAX_ERROR_CHARACTERS = 2000
 """Maximum number of characters of a message, which may quote arbitrary input."""
 

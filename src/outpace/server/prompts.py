@@ -112,7 +112,8 @@ def request_prompts(
     if max_characters is not None and any(len(text) > max_characters for text in texts):
         raise HttpError(
             400,
-            f"{field}: must have at most {max_characters} characters for this model",
+            f"{field}: prompt is too long: at most {max_characters} characters can fit the maximum "
+            "context length",
             param=field,
             code="context_length_exceeded",
         )

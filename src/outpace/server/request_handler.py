@@ -23,7 +23,7 @@ from outpace.api.output import Output
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
-from outpace.server.http_error import ClientDisconnectedError, HttpError
+from outpace.server.http_error import CONTEXT_CODE, ClientDisconnectedError, HttpError
 from outpace.server.logs import add_request_fields
 from outpace.server.method_choice import LENGTH_OPTIONS, check_supported_fields, option_field
 from outpace.server.metrics import RequestTimer
@@ -213,7 +213,7 @@ class RequestHandler:
             named = dotted_error(error)
             return HttpError(400, self.model.hide_paths(str(named)), param=named.param)
         name = self.field_of_option(error.option)
-        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        code = CONTEXT_CODE if isinstance(error, ContextError) else None
         return HttpError(
             400, self.model.hide_paths(str(error.with_param(name))), param=name, code=code
         )
@@ -309,6 +309,11 @@ class RequestHandler:
             pings.cancel()
         with suppress(HttpError), self.convert_errors():
             await write(end, more=False)
+
+    async def send_refusal(self, send: Send, fault: HttpError) -> None:
+        """Send a stream that only fails."""
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await send({"type": "http.response.body", "body": self.writer.format_failure(fault)})
 
     async def send_pings(self, write: Callable[[str], Awaitable[None]]) -> None:
         """Send a ping after each silence, for ever."""

@@ -13,7 +13,7 @@ from outpace.api.options import MAX_ANSWER_TOKENS
 from outpace.api.output import Event, Output, count_reasoning_tokens
 from outpace.api.text import TextCodec
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
-from outpace.server.http_error import HttpError
+from outpace.server.http_error import CONTEXT_CODE, HttpError
 from outpace.server.models import HostedModel
 from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
@@ -482,8 +482,12 @@ class ResponsesWriter(AnswerWriter):
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
         return dump_json(self.format_object(outputs[0])).encode()
 
+    def streams_refusal(self, fault: HttpError) -> bool:
+        """Return whether the context is exceeded: only there Codex shortens its conversation."""
+        return fault.code == CONTEXT_CODE
+
     def format_failure(self, fault: HttpError) -> bytes:
-        error = {"code": "server_error", "message": str(fault)}
+        error = {"code": fault.code or "server_error", "message": str(fault)}
         response = self.format_object(None, error)
         return self.format_event_text("response.failed", response=response).encode()
 

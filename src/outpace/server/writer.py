@@ -45,6 +45,10 @@ class AnswerWriter(ABC):
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
         """Return the whole answer as one object; `prompts` are the token ids of each choice's."""
 
+    def streams_refusal(self, fault: HttpError) -> bool:
+        """Return whether clients expect a refusal as the only event of a stream."""
+        return False
+
     @abstractmethod
     def format_failure(self, fault: HttpError) -> bytes:
         """Return the last event of a stream that fails."""
