@@ -9,7 +9,7 @@ BIN := .venv/bin
 .venv/core: pyproject.toml $(wildcard src/outpace/*/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install torch==2.13.0
-	$(BIN)/pip install --editable .
+	$(BIN)/pip install --editable '.[gguf]'
 	touch $@
 
 .venv/dev: .venv/core

@@ -124,7 +124,7 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
         ("/file", "path"),
         ("/save /dev/full/x", "/dev/full"),
         ("x " * 600, "slots"),
-        ("\udcff", "UTF-8"),
+        ("\udcff", "surrogate"),
     ],
 )
 def test_the_chat_continues_after_an_invalid_line(chat: Run, line: str, name: str) -> None:

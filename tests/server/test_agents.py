@@ -20,6 +20,7 @@ from outpace.server.run import ServerRun
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
 from outpace.server.start import Settings, bind_socket
+from shown import ROOT, blocks
 from toolbox import TEMPLATES
 from variants import write_variant
 
@@ -90,13 +91,7 @@ def scripted_service(calls: list[tuple[str, dict[str, Any]]]) -> Service:
 
 
 TASK = "Change two to TWO in notes.txt."
-SETTINGS = """model = "m"
-model_provider = "here"
-[model_providers.here]
-name = "here"
-base_url = "URL/v1"
-wire_api = "responses"
-"""
+(SETTINGS,) = blocks(ROOT / "docs" / "clients.md", "toml")
 AGENTS: dict[str, Any] = {
     "codex": (
         "@openai/codex",
@@ -131,7 +126,7 @@ async def run_agent(service: Service, words: list[str], folder: Path) -> str:
     listener = bind_socket(service.settings)
     server, url = ServerRun(service, listener), f"http://127.0.0.1:{listener.getsockname()[1]}"
     (folder / ".codex").mkdir()
-    (folder / ".codex" / "config.toml").write_text(SETTINGS.replace("URL", url))
+    (folder / ".codex" / "config.toml").write_text(SETTINGS.replace("http://127.0.0.1:8000", url))
     variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "ANTHROPIC_BASE_URL": url}
     variables |= {"ANTHROPIC_API_KEY": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     ends = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE}
