@@ -9,7 +9,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from running import serving
+from shown import ROOT
 from toolbox import TOOLS, tool_model
+
+PICTURES = ROOT / "build" / "screenshots"
 
 ZOO = (
     "At the zoo 3 birds eat 12 apples each. There were 23 apples and Nina brings 28 more. "
@@ -148,9 +151,22 @@ def test_page_opens_with_the_default_against_plain(browser):
                 )
                 assert room >= 0  # beside the arrow
                 assert overflow(link) <= 0
-        page.locator("#max_tokens").fill("9")
-        run(page)
-        expect(page.locator("#verdict")).to_be_visible()
+        assert visit.errors == visit.refused == []
+
+
+@pytest.mark.nightly
+def test_first_use_shows_the_default_against_plain(browser):
+    with serving("tiny-ar") as process:
+        visit = Visitor(browser, process.url)
+        for width in (375, 1440):
+            page = visit(width=width)
+            expect(page.locator(".method").nth(0)).to_have_value("dflash")
+            expect(page.locator(".method").nth(1)).to_have_value("autoregressive")
+            run(page)
+            expect(page.locator("#verdict")).not_to_be_empty()
+            rates = page.locator(".rate").all_inner_texts()
+            assert float(rates[0]) > float(rates[1])
+            page.screenshot(path=PICTURES / f"first-use-{width}.png", full_page=True)
         assert visit.errors == visit.refused == []
 
 
