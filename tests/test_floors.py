@@ -15,35 +15,37 @@ FLOORS = {
         "recipes": "",
         "zoo": "",
         "measurements": "lock",
-        "field_types": "decoding errors",
+        "field_types": "errors",
         "kernels": "measurements version",
         "provenance": "measurements version",
-        "decoding": "errors kernels",
-        "constraint": "decoding errors tokenizer",
-        "methods": "decoding",
+        "decoding": "errors field_types kernels",
+        "constraint": "decoding errors field_types tokenizer",
+        "methods": "decoding field_types",
         "pacing": "decoding",
         "models": "decoding errors kernels",
-        "checkpoints": "decoding errors kernels lock measurements models tokenizer",
+        "checkpoints": "decoding errors field_types kernels lock measurements models tokenizer",
         "attention": "decoding errors kernels models",
         "engine": (
-            "attention checkpoints decoding errors kernels measurements methods models pacing "
-            "version"
+            "attention checkpoints decoding errors field_types kernels measurements methods models "
+            "pacing version"
         ),
         "api": (
-            "attention checkpoints constraint decoding engine errors jsonl lock measurements "
-            "methods models tokenizer"
+            "attention checkpoints constraint decoding engine errors field_types jsonl lock "
+            "measurements methods models tokenizer"
         ),
         "__init__": "api constraint errors version",
-        "data": "api checkpoints decoding errors jsonl lock",
+        "data": "api checkpoints decoding errors field_types jsonl lock",
         "training": (
             "api attention checkpoints data decoding errors field_types jsonl lock methods models "
             "provenance recipes tokenizer"
         ),
-        "server": "api checkpoints constraint decoding engine errors methods models version",
+        "server": (
+            "api checkpoints constraint decoding engine errors field_types methods models version"
+        ),
         "ray": "api checkpoints engine errors methods models server",
         "cli": (
-            "api checkpoints constraint data decoding engine errors jsonl methods models "
-            "provenance ray recipes server training version"
+            "api checkpoints constraint data decoding engine errors field_types jsonl methods "
+            "models provenance ray recipes server training version"
         ),
         "lab": (
             "api checkpoints cli data decoding engine errors field_types jsonl methods models "

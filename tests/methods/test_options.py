@@ -8,6 +8,7 @@ import pytest
 
 from helpers import finish, pages_in_use, tokens
 from outpace.decoding import OptionError, Sampling
+from outpace.field_types import list_options
 from outpace.methods import (
     APD,
     D2F,
@@ -23,7 +24,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.methods.options import method_options
 from refusal import refuses
 from workload import KINDS, Request, alone, missing, new_engine, result
 
@@ -117,9 +117,7 @@ CASES = [
     for option in fields(kind)
 ]
 FLOATS = [
-    case
-    for case in CASES
-    if method_options(type(case.values[0]))[str(case.values[1])].kind is float
+    case for case in CASES if list_options(type(case.values[0]))[str(case.values[1])].kind is float
 ]
 
 
@@ -208,7 +206,7 @@ NUMPY: dict[type, tuple[type[np.generic], ...]] = {
 def test_numpy_values_become_plain(method: Method, name: str) -> None:
     value = getattr(method, name)
     if value is None:
-        option = method_options(type(method))[name]
+        option = list_options(type(method))[name]
         value = {int: 1, float: 0.5, str: [*option.words, ""][0]}[option.kind]
     for kind in NUMPY.get(type(value), ()):
         given = kind(value)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from outpace import recipes
-from outpace.field_types import Bounds, field_hints
+from outpace.field_types import Bounds, list_options
 from outpace.training.objectives import OBJECTIVES, SFT
 from outpace.training.recipe import SECTIONS, load_recipe, train_recipe
 
@@ -174,8 +174,8 @@ def numbers(hint: Any, length: int = 0) -> Iterator[tuple[Any, int]]:
 NUMBERS = [
     (section, name, bounds, length)
     for section, kind in KINDS.items()
-    for name, hint in field_hints(kind).items()
-    for bounds, length in numbers(hint)
+    for name, option in list_options(kind).items()
+    for bounds, length in numbers(option.hint)
 ]
 
 

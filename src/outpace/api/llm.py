@@ -19,7 +19,14 @@ from outpace.api.detokenizer import Detokenizer
 from outpace.api.driver import Driver
 from outpace.api.infill import InfillLayout
 from outpace.api.loading import resolve_types
-from outpace.api.options import REQUEST_OPTIONS, Options, RequestOptions, offset_seed, option_names
+from outpace.api.options import (
+    REQUEST_OPTIONS,
+    Options,
+    RequestOptions,
+    offset_seed,
+    option_info,
+    option_names,
+)
 from outpace.api.output import Output
 from outpace.api.parts import AnswerFormat
 from outpace.api.pending_answer import PendingAnswer, Stream
@@ -40,7 +47,6 @@ from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
 from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import CAUSAL_KINDS, DRAFT_KINDS, Constraint, Kind, Processor, Request
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
-from outpace.decoding.sampling_params import is_whole_number
 from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.controllers import PassTimes
@@ -57,9 +63,9 @@ from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import ContextError, OptionError
+from outpace.field_types import check_value, is_whole_number
 from outpace.measurements import MeasurementFile
 from outpace.methods import METHODS, Method
-from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
 from outpace.models.adapted import ModelUpdates
 from outpace.models.config import ModelConfig
@@ -247,7 +253,7 @@ def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> No
 def check_sequential(options: RequestOptions, method: Method) -> None:
     """Raise `OptionError` for penalties with a method that fills mask positions in any order."""
     if not method.is_sequential:
-        ordered = (each for each in REQUEST_OPTIONS.values() if each.info.sequential)
+        ordered = (each for each in REQUEST_OPTIONS.values() if option_info(each).sequential)
         name = next(o.name for o in ordered if getattr(options, o.name) != o.default)
         raise OptionError(
             name,
@@ -353,7 +359,7 @@ class LLM:
         pace: Pacing = "off",
     ) -> None:
         check_cache_gib(cache_gib)
-        check_type("prefix_cache", prefix_cache, bool)
+        check_value("prefix_cache", prefix_cache, bool)
         self.device, self.dtype = resolve_types(
             device, dtype, quantize, attention, compile, graphs, tensor_parallel
         )

@@ -4,92 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+from outpace.api.options import Info
+from outpace.field_types import Bounds, CacheSize, PositiveInt, list_options
 
-from outpace.api.options import Info, list_options
-from outpace.attention.choice import check_backend
-from outpace.engine.fuse import check_compilation
-from outpace.engine.graphs import check_graphs
-from outpace.models.device import resolve_device, resolve_dtype
-from outpace.models.low_bits import check_quantize
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(kw_only=True)
 class LoadOptions:
-    """Options of an `LLM` other than model and method, shared by flags and TOML.
-
-    They are described in `LLM`.
-    """
+    """Options of an `LLM` other than model and method, shared by flags and TOML."""
 
     adapter: Annotated[
-        str | None, Info("Folder or hub name of a LoRA adapter to merge.", "loading")
+        str | None, "Folder or hub name of a LoRA adapter to merge.", Info(group="loading")
     ] = None
-    adapters: Annotated[Mapping[str, str] | None, Info()] = None
+    adapters: Annotated[
+        Mapping[str, str] | None,
+        "Folders or hub names of low-rank adapters that requests select, by name.",
+    ] = None
     dtype: Annotated[
         str | None,
-        Info(
-            "Data type: float32, bfloat16 or float16.",
-            "loading",
-            usual="float32 on a CPU, else bfloat16",
-        ),
+        "Data type: float32, bfloat16 or float16.",
+        Info(group="loading", usual="float32 on a CPU, else bfloat16"),
     ] = None
     quantize: Annotated[
         str | None,
-        Info("Weight format: native, int8 or int4; on a GPU fp8, int8 or int4.", "loading"),
+        "Weight format: native, int8 or int4; on a GPU fp8, int8 or int4. On a CPU, files of 4 to "
+        "8 bits stay native unless `dtype` or this is set.",
+        Info(group="loading"),
     ] = None
     device: Annotated[
-        str | None, Info("Device: cpu or cuda.", "loading", usual="cuda if available")
+        str | None, "Device: cpu or cuda.", Info(group="loading", usual="cuda if available")
     ] = None
     max_length: Annotated[
-        int | None,
-        Info(
-            "Maximum number of tokens of prompt and answer.",
-            "loading",
-            usual="the model's",
-            bounds={"ge": 1},
-        ),
+        PositiveInt | None,
+        "Maximum number of tokens of prompt and answer.",
+        Info(group="loading", usual="the model's"),
     ] = None
     mask_id: Annotated[
-        int | None,
-        Info("Id of the mask token.", "loading", usual="from config.json", bounds={"ge": 0}),
+        Annotated[int, Bounds(0)] | None,
+        "Id of the mask token.",
+        Info(group="loading", usual="from config.json"),
     ] = None
     cache_gib: Annotated[
-        float | None,
-        Info(
-            "Size of the KV cache in GiB.",
-            "loading",
-            usual="2, or half of a GPU's free memory",
-            bounds={"gt": 0},
-        ),
+        CacheSize | None,
+        "Size of the KV cache in GiB. Each model has one.",
+        Info(group="loading", usual="2, or half of a GPU's free memory"),
     ] = None
-    max_rows: Annotated[int | None, Info(bounds={"ge": 1})] = None
-    max_sequences: Annotated[int, Info(bounds={"ge": 1})] = 256
-    prefix_cache: Annotated[bool, Info()] = True
+    max_rows: Annotated[
+        PositiveInt | None,
+        "Maximum number of rows (query tokens) per pass; by default 512 on a CPU, where more save "
+        "nothing and long prompts would delay other requests, and 2048 on a GPU.",
+    ] = None
+    max_sequences: Annotated[PositiveInt, "Maximum number of running requests."] = 256
+    prefix_cache: Annotated[
+        bool, "Whether causal models reuse the cache of prompts with a common prefix."
+    ] = True
     tensor_parallel: Annotated[
-        int,
-        Info(
-            "Number of torchrun processes that split each model.",
-            "loading",
-            shows=True,
-            bounds={"ge": 1},
-        ),
+        PositiveInt,
+        "Number of torchrun processes that split each model. All but the first execute commands of "
+        "the first in the constructor, then raise `SystemExit`.",
+        Info(group="loading", shows=True),
     ] = 1
     attention: Annotated[
         str,
-        Info(
-            "Attention back end: auto, dense, compiled (CPU) or triton (GPU).",
-            "loading",
-            shows=True,
-        ),
+        "Attention back end: auto, dense, compiled (CPU) or triton (GPU).",
+        Info(group="loading", shows=True),
     ] = "auto"
-    graphs: Annotated[bool, Info("Record passes as CUDA graphs (GPU only).", "loading")] = False
+    graphs: Annotated[bool, "Record passes as CUDA graphs (GPU only).", Info(group="loading")] = (
+        False
+    )
     compile: Annotated[
-        bool, Info("Compile the layers with torch.compile (GPU only).", "loading")
+        bool, "Compile the layers with torch.compile (GPU only).", Info(group="loading")
     ] = False
     pace: Annotated[
-        str, Info("off, or auto: reduce parallelism when that is faster.", "loading", shows=True)
+        str,
+        "off, or auto: reduce parallelism when that is faster.",
+        Info(group="loading", shows=True),
     ] = "off"
 
 
@@ -111,6 +104,12 @@ def resolve_types(
     Raises:
         OptionError: If an option is invalid, or not supported by that device or type.
     """
+    from outpace.attention.choice import check_backend
+    from outpace.engine.fuse import check_compilation
+    from outpace.engine.graphs import check_graphs
+    from outpace.models.device import resolve_device, resolve_dtype
+    from outpace.models.low_bits import check_quantize
+
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     check_quantize(quantize, device, dtype)

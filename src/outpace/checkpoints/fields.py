@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
+from outpace.field_types import is_whole_number
 
 Fields = Mapping[str, Any]
 """A published configuration, or a part of one."""

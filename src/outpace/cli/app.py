@@ -178,12 +178,12 @@ def run_command(command: Any, words: Sequence[str], start: Any = None) -> int:
 
 def suggest_method(error: BadParameter, words: Sequence[str]) -> str:
     """Return which `--method` has a flag that is unknown without it; empty if there is none."""
+    from outpace.field_types import list_options
     from outpace.methods import METHODS
-    from outpace.methods.options import method_options
 
     option = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
     flags = () if error.ctx is None else (flag.name for flag in error.ctx.command.params)
-    names = [name for name, kind in METHODS.items() if option in method_options(kind)]
+    names = [name for name, kind in METHODS.items() if option in list_options(kind)]
     if not names or "method" not in flags or "--method" in flag_values(words):
         return ""
     return f"; with --method, it is an option of {', '.join(names)}"

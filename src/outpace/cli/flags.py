@@ -19,10 +19,10 @@ from outpace.api.llm import LLM
 from outpace.api.loading import LoadOptions
 from outpace.api.options import (
     REQUEST_OPTIONS,
-    DeclaredOption,
     Options,
     RequestOptions,
-    list_options,
+    option_info,
+    options_of_group,
 )
 from outpace.api.text import Prompt
 from outpace.checkpoints.fill import report_load_progress
@@ -31,6 +31,7 @@ from outpace.cli.pull import fetch_model
 from outpace.cli.terminal import check_standard_input, error_console, show_spinner
 from outpace.engine.pairing import check_fit
 from outpace.errors import OptionError
+from outpace.field_types import Option as DeclaredOption
 from outpace.methods import Method
 from outpace.methods.options import MethodSpec
 from outpace.models.device import resolve_device
@@ -81,21 +82,24 @@ class FlagGroup:
 
 
 def describe_flag(option: DeclaredOption) -> Any:
-    info = option.info
+    info = option_info(option)
     name = f"--{info.flag or option.name.replace('_', '-')}"
     default_text: Any = True if info.usual is None else info.usual
-    return Option(name, help=info.help, metavar=info.metavar, show_default=default_text)
+    return Option(
+        name, help=info.help or option.summary, metavar=info.metavar, show_default=default_text
+    )
 
 
 def flag_annotation(option: DeclaredOption) -> Any:
     """Return the annotation of an option's flag; a flag that is not set is None."""
-    kind = option.info.typed or option.plain
-    kind = kind if kind is bool or option.info.shows else kind | None
+    info = option_info(option)
+    kind = info.typed or option.kind
+    kind = kind if kind is bool or info.shows else kind | None
     return Annotated[kind, describe_flag(option)]
 
 
 def flag_default(option: DeclaredOption) -> Any:
-    return option.default if option.kind is bool or option.info.shows else None
+    return option.default if option.kind is bool or option_info(option).shows else None
 
 
 GroupClass = TypeVar("GroupClass", bound=FlagGroup)
@@ -103,7 +107,7 @@ GroupClass = TypeVar("GroupClass", bound=FlagGroup)
 
 def add_flags(kind: type, group: str) -> Callable[[type[GroupClass]], type[GroupClass]]:
     """Return a class decorator that adds a flag for each option of `kind` in a group."""
-    options = [option for option in list_options(kind).values() if option.info.group == group]
+    options = options_of_group(kind, group)
 
     def make_class(base: type[GroupClass]) -> type[GroupClass]:
         members = [

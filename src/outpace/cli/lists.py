@@ -19,8 +19,8 @@ from outpace.checkpoints.name import HUB_CACHE_PREFIX, name_of
 from outpace.cli.draw import console
 from outpace.cli.options import describe_option, flag_name
 from outpace.decoding.target import plural_noun
+from outpace.field_types import list_options
 from outpace.methods import METHODS
-from outpace.methods.options import method_options
 
 
 def models(
@@ -102,5 +102,5 @@ def methods() -> None:
         console.print(name, style="bold")
         console.print(f"  {(kind.__doc__ or '').splitlines()[0]}")
         console.print(f"  decodes {plural_noun(kind.target_kinds)}", style="dim")
-        for option in method_options(kind).values():
+        for option in list_options(kind).values():
             console.print(f"  --{flag_name(option.name):<18} {describe_option(option)}")

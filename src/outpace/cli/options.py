@@ -11,15 +11,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import Option
 
 from outpace.errors import OptionError
+from outpace.field_types import Option as Described
+from outpace.field_types import list_options
 from outpace.methods import METHODS, Method
-from outpace.methods.options import (
-    AUTO_METHOD,
-    make_method,
-    method_name,
-    method_options,
-    open_method,
-)
-from outpace.methods.options import Option as Described
+from outpace.methods.options import AUTO_METHOD, make_method, method_name, open_method
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -50,7 +45,7 @@ def split_method_words(text: str) -> tuple[str, dict[str, str]]:
 def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     """Return the name of a method, and its options other than defaults as strings."""
     name = method_name(type(method))
-    values = {o.name: (getattr(method, o.name), o) for o in method_options(type(method)).values()}
+    values = {o.name: (getattr(method, o.name), o) for o in list_options(type(method)).values()}
     return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
 
 
@@ -74,7 +69,7 @@ def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 
 def parse_options(kind: type[Method], values: Mapping[str, str]) -> dict[str, Any]:
     """Parse option values of a method; values of unknown options stay strings."""
-    options = method_options(kind)
+    options = list_options(kind)
     return {
         option: parse_option(kind, option, text) if option in options else text
         for option, text in values.items()
@@ -83,7 +78,7 @@ def parse_options(kind: type[Method], values: Mapping[str, str]) -> dict[str, An
 
 def parse_option(kind: type[Method], option: str, text: str) -> Any:
     """Parse one option value; raises `OptionError` for an invalid one."""
-    described = method_options(kind)[option]
+    described = list_options(kind)[option]
     plain, words = described.kind, option_words(described)
     if text.lower() in words:
         return None if text.lower() == "none" else text.lower()
@@ -98,7 +93,7 @@ def parse_option(kind: type[Method], option: str, text: str) -> Any:
 
 def option_words(option: Described) -> list[str]:
     """Return the words that an option accepts, `none` for None included."""
-    return [*option.words, *["none"] * option.nullable]
+    return [*option.words, *["none"] * option.is_nullable]
 
 
 def flag_name(option: str) -> str:
@@ -125,7 +120,7 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
     A command whose `method` is not a `Method` gets the method as sent to a server.
     """
     kind = None if name in (None, AUTO_METHOD) else open_method(name)
-    flags = [method_parameter(kind, each) for each in method_options(kind).values()] if kind else []
+    flags = [method_parameter(kind, each) for each in list_options(kind).values()] if kind else []
     parameters = inspect.signature(function, eval_str=True).parameters
     types = get_args(parameters["method"].annotation)
     make: Callable[..., Any] = parse_method if Method in types else method_request
@@ -208,4 +203,4 @@ def describe_option(described: Described) -> str:
     plain, words = described.kind, option_words(described)
     choices = " or ".join(words if plain is str and words else [plain.__name__, *words])
     default = "required" if described.is_required else f"default {described.default}".lower()
-    return "; ".join(filter(None, (described.meaning, choices, default)))
+    return "; ".join(filter(None, (described.text, choices, default)))

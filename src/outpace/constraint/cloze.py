@@ -14,8 +14,8 @@ from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.decoding import Request
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import JointRows
-from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
+from outpace.field_types import is_whole_number
 
 ANY_TEXT = r"[\s\S]*"
 

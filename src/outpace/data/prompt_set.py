@@ -17,8 +17,8 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.data.answers import ChatPrompt, answer_prompts, read_prompts
-from outpace.decoding.sampling_params import is_finite_real
 from outpace.errors import ContextError, OptionError
+from outpace.field_types import is_finite_real
 from outpace.jsonl import read_content, read_records
 
 WORDS_PER_GRAM = 10

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.decoding.sampling_params import MAX_TENSOR_COUNT, PLAIN_SAMPLING, Sampling
+from outpace.decoding.sampling_params import PLAIN_SAMPLING, Sampling
+from outpace.field_types import MAX_COUNT
 from outpace.kernels.fused import SamplingTensors, read_rows, runs_triton, to_device
 
 NoiseKeys = NDArray[np.uint64]
@@ -162,7 +163,7 @@ class LogitTruncation:
         cls, samplings: Sequence[Sampling], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Self:
         """Build the settings of each row from those of its request."""
-        table = [(s.temperature, s.top_p, s.top_k or MAX_TENSOR_COUNT, s.min_p) for s in samplings]
+        table = [(s.temperature, s.top_p, s.top_k or MAX_COUNT, s.min_p) for s in samplings]
         repeated = np.repeat(np.array(table, dtype=np.float64).T, list(map(len, slots)), 1)
         real = to_device(repeated.astype(np.float32), device)
         top_k = to_device(repeated[2].astype(np.int64), device)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.errors import OptionError
+from outpace.field_types import CacheSize, check_value
 from outpace.kernels.gated_delta import DeltaState
-from outpace.methods.method import check_type
 from outpace.models.config import ModelConfig
 
 
@@ -349,9 +349,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
 
 def check_cache_gib(gib: float | None) -> None:
     """Raise `ValueError` for an invalid cache size."""
-    check_type("cache_gib", gib, float | None)
-    if gib is not None and not 0 < gib < float("inf"):
-        raise OptionError("cache_gib", gib, "must be a positive number")
+    check_value("cache_gib", gib, CacheSize | None)
 
 
 def cache_bytes(gib: float | None, device: torch.device) -> int:

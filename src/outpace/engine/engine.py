@@ -13,15 +13,13 @@ from typing import Literal
 import torch
 
 from outpace.decoding import Prediction
-from outpace.decoding.sampling_params import is_whole_number
 from outpace.engine.controllers import ControllerTable, PassTimes
 from outpace.engine.job import DecodingError, Job, is_device_lost
 from outpace.engine.pack import ScheduledForward
 from outpace.engine.prefix import PrefixStats
 from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
-from outpace.errors import OptionError
-from outpace.methods.method import check_type
+from outpace.field_types import PositiveInt, check_value
 
 LOG = logging.getLogger(__name__)
 
@@ -55,10 +53,9 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         pass_times: PassTimes | None = None,
     ) -> None:
-        check_type("pace", pace, Pacing)
+        check_value("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
-            if not (is_whole_number(value) and value >= 1):
-                raise OptionError(name, value, "must be a whole number of at least 1")
+            check_value(name, value, PositiveInt)
         self.max_rows, self.max_sequences = max_rows, max_sequences
         self.runners: list[Runner] = []
         self.queue: deque[Job] = deque()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import OptionError
-from outpace.methods.method import check_type
+from outpace.field_types import check_value
 from outpace.models.attention import Attend, Attention
 from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
@@ -30,7 +30,7 @@ BlockFunction = TypeVar("BlockFunction", BeforeAttention, AfterAttention)
 
 def check_compilation(wanted: bool, device: torch.device, processes: int) -> None:
     """Raise `ValueError` where layers cannot be compiled."""
-    check_type("compile", wanted, bool)
+    check_value("compile", wanted, bool)
     if not wanted:
         return
     check_single_gpu("compile", device, processes)

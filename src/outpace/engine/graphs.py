@@ -19,7 +19,7 @@ from outpace.attention.batch import AttentionBatch, Backend
 from outpace.engine.cache import PageTable
 from outpace.engine.pack import ScheduledForward
 from outpace.errors import OptionError
-from outpace.methods.method import check_type
+from outpace.field_types import check_value
 from outpace.models.device import check_single_gpu
 from outpace.models.transformer import Stack
 
@@ -84,7 +84,7 @@ def make_recorder(graphs: bool, device: torch.device, processes: int) -> PassRec
 
 def check_graphs(graphs: bool, device: torch.device, processes: int) -> None:
     """Raise `OptionError` where graphs are wanted and not available."""
-    check_type("graphs", graphs, bool)
+    check_value("graphs", graphs, bool)
     if graphs:
         check_single_gpu("graphs", device, processes)
 

@@ -28,7 +28,7 @@ from outpace.engine.cache import PageTable
 from outpace.engine.pack import PackedPass
 from outpace.engine.runner import Runner
 from outpace.errors import OptionError
-from outpace.methods.method import check_type
+from outpace.field_types import PositiveInt, check_value
 from outpace.models.split import ModelShard
 from outpace.models.transformer import Stack
 
@@ -156,9 +156,7 @@ class TensorParallelGroup:
         cls, size: int, device: torch.device, quantize: str | None
     ) -> TensorParallelGroup:
         """Join a group of `size` processes; raise `ValueError` where they were not started."""
-        check_type("tensor_parallel", size, int)
-        if size < 1:
-            raise OptionError("tensor_parallel", size, "must be at least 1")
+        check_value("tensor_parallel", size, PositiveInt)
         if size == 1:
             return cls(None, device)
         if quantize is not None:

@@ -25,7 +25,7 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
-from outpace.decoding.sampling_params import is_finite_real
+from outpace.field_types import is_finite_real
 from outpace.lab.likelihood import CausalLikelihood, LeftToRightLikelihood, MonteCarloLikelihood
 from outpace.lab.samples import Samples, output_record, resume_samples
 

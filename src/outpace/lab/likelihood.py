@@ -10,8 +10,8 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Prediction, Request
 from outpace.decoding.scoring import GivenTokens, score_tokens
+from outpace.field_types import check_at_least_one
 from outpace.methods import Method
-from outpace.methods.method import check_at_least_one
 
 
 @dataclass(slots=True)

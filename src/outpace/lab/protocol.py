@@ -12,12 +12,11 @@ from typing import Any
 from outpace.api.options import Options
 from outpace.api.text import Prompt
 from outpace.decoding import Kind
-from outpace.field_types import check_names
+from outpace.field_types import check_at_least_one, check_names
 from outpace.jsonl import JsonRecord
 from outpace.lab.scoring import NEEDED, SCORERS
 from outpace.lab.tasks import TASKS
 from outpace.methods import Method
-from outpace.methods.method import check_at_least_one
 from outpace.methods.options import find_method, method_from_options
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
+from outpace.field_types import check_at_least_one, list_options
 from outpace.jsonl import JsonRecord
 from outpace.lab.entry import MethodEntry
 from outpace.lab.metrics import model_roles, percentiles
@@ -32,8 +33,6 @@ from outpace.lab.samples import (
     resume_samples,
 )
 from outpace.methods import Method
-from outpace.methods.method import check_at_least_one
-from outpace.methods.options import method_options
 
 
 def prompts_of_length(llm: LLM, questions: Sequence[Question], length: int) -> list[Question]:
@@ -270,7 +269,7 @@ def scored_figures(side: Side, rounds: int) -> SideFigures:
 
 def has_auto_length(method: Method) -> bool:
     """Return whether the speed of passes sets the draft length, and so the tokens per forward."""
-    return any(getattr(method, option) == "auto" for option in method_options(type(method)))
+    return any(getattr(method, option) == "auto" for option in list_options(type(method)))
 
 
 def sweep_figures(side: Side) -> SideFigures:

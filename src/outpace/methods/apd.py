@@ -26,13 +26,8 @@ from outpace.decoding import (
 )
 from outpace.decoding.draft_length import MAX_PACED_TOKENS, halving_values
 from outpace.decoding.sampling import GroupReader, NoisyChooser, Read, Readout, row_chooser
-from outpace.methods.method import (
-    Method,
-    check_at_least_one,
-    check_fraction,
-    check_least,
-    decode_plain,
-)
+from outpace.field_types import Fraction, PositiveInt
+from outpace.methods.method import Method, check_least, decode_plain
 
 Coupling = Literal["gumbel", "argmax"]
 
@@ -55,11 +50,13 @@ class APD(Method):
     roles = {"verifier": CAUSAL_KINDS}
 
     verifier: Annotated[str, "name or folder of the verifier"]
-    ratio: Annotated[float, "R: weight of the target against the verifier, 0 to 1"] = 0.7
-    window: Annotated[int | None, "W: recompute the last group and window − 1 tokens before it"] = (
-        16
-    )
-    lookahead: Annotated[int | None, "M: number of masks, and so the most tokens per forward"] = 100
+    ratio: Annotated[Fraction, "R: weight of the target against the verifier, 0 to 1"] = 0.7
+    window: Annotated[
+        PositiveInt | None, "W: recompute the last group and window − 1 tokens before it"
+    ] = 16
+    lookahead: Annotated[
+        PositiveInt | None, "M: number of masks, and so the most tokens per forward"
+    ] = 100
     coupling: Annotated[Coupling, "how the verifier's y is drawn"] = "gumbel"
     least: Annotated[
         int | None,
@@ -68,8 +65,6 @@ class APD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(ratio=self.ratio)
-        check_at_least_one(window=self.window, lookahead=self.lookahead)
         check_least(self.least, lookahead=self.lookahead)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:

@@ -25,8 +25,9 @@ from outpace.decoding.canvas import split_blocks
 from outpace.decoding.order import above_threshold
 from outpace.decoding.target import Rank
 from outpace.decoding.tree import MAX_TREE_SLOTS
+from outpace.field_types import Fraction, PositiveInt
 from outpace.methods.block_filling import BlockFilling, block_length, forward_of_blocks
-from outpace.methods.method import check_at_least_one, check_default, check_fraction
+from outpace.methods.method import check_default
 
 MAX_EDIT_FORWARDS = 16
 """Most forwards of a full block that edit it, as in the authors' code."""
@@ -211,10 +212,12 @@ class BlockDiffusion(BlockFilling):
 
     target_kinds = (Kind.BLOCK, Kind.CAUSAL_BLOCK)
 
-    block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
+    block: Annotated[
+        PositiveInt | None, "tokens of a block; as the model was trained by default"
+    ] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
     edit: Annotated[
-        float | None,
+        Fraction | None,
         "tokens of the open block are replaced by others of a higher confidence than this; 0: by "
         "any; None: never",
     ] = None
@@ -222,8 +225,6 @@ class BlockDiffusion(BlockFilling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(block=self.block)
-        check_fraction(edit=self.edit)
         if self.edit is not None:
             check_default(self, "canvas", reason="edit, which fills whole blocks")
         if self.verify:

@@ -13,7 +13,8 @@ from outpace.decoding import Forward, OptionError, Prediction, Read, Request
 from outpace.decoding.forward import FloatArray, IntArray
 from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
 from outpace.decoding.target import Rank, Target
-from outpace.methods.method import Method, check_at_least_one, check_fraction, check_not_negative
+from outpace.field_types import Fraction, NonNegativeFloat, PositiveInt
+from outpace.methods.method import Method
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
@@ -28,25 +29,25 @@ class BlockFilling(Method):
     """
 
     threshold: Annotated[
-        float | None, "holes of a higher confidence are filled; None: the number given by steps"
+        Fraction | None, "holes of a higher confidence are filled; None: the number given by steps"
     ] = 0.9
     budget: Annotated[
-        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+        NonNegativeFloat | None,
+        "instead of threshold, the entropy that the holes of a forward may share",
     ] = None
-    steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
+    steps: Annotated[
+        PositiveInt | None, "most forwards that fill a block; one per token by default"
+    ] = None
     order: Annotated[FillOrder, "ranking of holes where too few exceed the threshold"] = (
         "confidence"
     )
-    part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
-        None
-    )
+    part: Annotated[
+        PositiveInt | None, "tokens of a block that must be filled before those after them"
+    ] = None
     """The sub-blocks of Fast-dLLM v2."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(steps=self.steps, part=self.part)
-        check_fraction(threshold=self.threshold)
-        check_not_negative(budget=self.budget)
 
     @property
     def needed_scores(self) -> tuple[Rank, ...]:

@@ -10,16 +10,7 @@ from typing import Annotated
 
 import numpy as np
 
-from outpace.decoding import (
-    Canvas,
-    Decoding,
-    Forward,
-    Kind,
-    LengthRange,
-    OptionError,
-    Prediction,
-    Request,
-)
+from outpace.decoding import Canvas, Decoding, Forward, Kind, LengthRange, Prediction, Request
 from outpace.decoding.draft_length import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
@@ -34,8 +25,9 @@ from outpace.decoding.order import (
     select_block_holes,
 )
 from outpace.decoding.target import Rank, Target
+from outpace.field_types import Bounds, Fraction, PositiveInt
 from outpace.methods.block_filling import block_length
-from outpace.methods.method import Method, check_at_least_one, check_fraction, decode_plain
+from outpace.methods.method import Method, decode_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,31 +47,25 @@ class D2F(Method):
     default_sampling = {"temperature": 0.0, "top_p": 1.0}
 
     block: Annotated[
-        int | None, "slots of a block; those of a block diffusion model by default, or 16"
+        PositiveInt | None, "slots of a block; those of a block diffusion model by default, or 16"
     ] = None
     add: Annotated[
-        float, "share of the last block that is filled when the next one is appended"
+        Fraction, "share of the last block that is filled when the next one is appended"
     ] = D2F_ADD
     activate: Annotated[
-        float, "share of a block that is filled when the next one accepts a token in every forward"
+        Fraction,
+        "share of a block that is filled when the next one accepts a token in every forward",
     ] = D2F_ACTIVATE
     confidence: Annotated[
-        float, "tokens of a higher probability are accepted; 1: one token per forward"
+        Fraction, "tokens of a higher probability are accepted; 1: one token per forward"
     ] = D2F_CONFIDENCE
     order: Annotated[Rank, "ranking of tokens where none exceeds the threshold"] = "confidence"
     canvas: Annotated[bool, "fill everything that was appended, and whole blocks only"] = False
     least: Annotated[
-        int | None,
+        Annotated[int, Bounds(1, 1)] | None,
         "1: with pace=auto, tokens may be decoded one by one, without a mask, on Dream; "
         "None: they are not",
     ] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least_one(block=self.block)
-        check_fraction(add=self.add, activate=self.activate, confidence=self.confidence)
-        if self.least not in (None, 1):
-            raise OptionError("least", self.least, "must be 1 (token by token) or None")
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         can_pause = auto and self.least is not None and target.shift == 1

@@ -25,15 +25,10 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.draft_length import MAX_PACED_TOKENS
+from outpace.field_types import Fraction, PositiveInt
 from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
-from outpace.methods.method import (
-    DraftLength,
-    Method,
-    check_at_least_one,
-    check_fraction,
-    check_length,
-)
+from outpace.methods.method import DraftLength, Method, check_length
 
 
 def draft_block(request: Request, features: Tensor, rows: int) -> Forward:
@@ -72,13 +67,13 @@ class DFlash(Method):
 
     draft: Annotated[str, "name or folder of a draft for this target"]
     block: Annotated[
-        int | None, "the last token and the masks after it; the trained length by default"
+        PositiveInt | None, "the last token and the masks after it; the trained length by default"
     ] = None
     tokens: Annotated[
         DraftLength, "proposals that are verified: a number, or the measured optimum"
     ] = "auto"
     confidence_threshold: Annotated[
-        float,
+        Fraction,
         "proposals end before one of a lower predicted acceptance; needs a draft that predicts it",
     ] = 0.0
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
@@ -86,8 +81,6 @@ class DFlash(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(block=self.block)
-        check_fraction(confidence_threshold=self.confidence_threshold)
         check_length(self.tokens, self.verify)
 
     def check_request(self, request: Request) -> None:

@@ -36,7 +36,8 @@ from outpace.decoding.order import (
 from outpace.decoding.sampling import GroupReader, Readout, token_scores
 from outpace.decoding.sampling_params import MIN_TEMPERATURE
 from outpace.decoding.target import HoleOrder, Rank
-from outpace.methods.method import Method, check_at_least_one, check_not_negative
+from outpace.field_types import Bounds, NonNegativeFloat, PositiveInt
+from outpace.methods.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +116,22 @@ class Diffusion(Method):
     target_kinds = (Kind.DIFFUSION,)
 
     order: Annotated[HoleOrder | None, "which holes are filled next"] = None
-    steps: Annotated[int | None, "forwards in which all of max_tokens would be filled"] = None
-    block: Annotated[int | None, "tokens that must all be filled before those after them"] = None
-    eps: Annotated[float | None, "last time of Dream's schedule; 0 for the even one of LLaDA"] = (
+    steps: Annotated[PositiveInt | None, "forwards in which all of max_tokens would be filled"] = (
         None
     )
+    block: Annotated[
+        PositiveInt | None, "tokens that must all be filled before those after them"
+    ] = None
+    eps: Annotated[
+        float | None,
+        Bounds(0, 1, below=True),
+        "last time of Dream's schedule; 0 for the even one of LLaDA",
+    ] = None
     # Dream's `alg_temp`.
-    order_temperature: Annotated[float, "above 0, holes are drawn by their scores"] = 0.0
+    order_temperature: Annotated[NonNegativeFloat, "above 0, holes are drawn by their scores"] = 0.0
     guidance: Annotated[
-        float, "weight of classifier-free guidance, at the cost of a second forward per step"
+        NonNegativeFloat,
+        "weight of classifier-free guidance, at the cost of a second forward per step",
     ] = 0.0
     # LLaDA's `confidence_eos_eot_inf` and `logits_eos_inf`.
     ends: Annotated[
@@ -133,15 +141,9 @@ class Diffusion(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(steps=self.steps, block=self.block)
-        if self.eps is not None and not 0 <= self.eps < 1:
-            raise OptionError("eps", self.eps, "must be at least 0 and below 1")
-        if self.order_temperature and self.order_temperature < MIN_TEMPERATURE:
-            value = self.order_temperature
-            raise OptionError(
-                "order_temperature", value, f"must be 0 or at least {MIN_TEMPERATURE:g}"
-            )
-        check_not_negative(guidance=self.guidance)
+        if 0 < self.order_temperature < MIN_TEMPERATURE:
+            reason = f"must be 0 or at least {MIN_TEMPERATURE:g}"
+            raise OptionError("order_temperature", self.order_temperature, reason)
 
     def check_request(self, request: Request) -> None:
         if self.guidance and not request.target.null_prompt:

@@ -25,10 +25,11 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.tree import DraftTree
+from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree
+from outpace.field_types import Bounds, PositiveInt
 from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer, TreeShape
-from outpace.methods.method import Method, check_at_least_one
+from outpace.methods.method import Method
 
 TreeDrafting = Generator[Forward, Prediction, DraftTree]
 
@@ -51,20 +52,22 @@ class Eagle(Method):
         str, "name or folder of a draft; auto: the target's own MTP head, or a listed draft"
     ] = "auto"
     width: Annotated[
-        int | None,
+        PositiveInt | None,
         "nodes extended per level, and children of each; 1, a chain, for MTP heads, recurrent "
         "targets and other rules than match, else 10",
     ] = None
     depth: Annotated[
-        int | None, "levels that are extended: depth + 1 tokens in a row; 2 for MTP heads, else 7"
+        PositiveInt | None,
+        "levels that are extended: depth + 1 tokens in a row; 2 for MTP heads, else 7",
     ] = None
-    nodes: Annotated[int, "rows that are verified, including the last token"] = 60
+    nodes: Annotated[
+        int, Bounds(2, MAX_TREE_SLOTS + 1), "rows that are verified, including the last token"
+    ] = 60
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(width=self.width, depth=self.depth)
         self.shape(Target()).check(self.verify)
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:

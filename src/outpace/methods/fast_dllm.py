@@ -16,12 +16,8 @@ from outpace.decoding.order import (
     within_factor,
 )
 from outpace.decoding.target import Rank
-from outpace.methods.method import (
-    Method,
-    check_at_least_one,
-    check_not_negative,
-    check_positive_fraction,
-)
+from outpace.field_types import MAX_FLOAT, Bounds, NonNegativeFloat, PositiveFraction, PositiveInt
+from outpace.methods.method import Method
 
 CacheMode = Literal["prefix", "dual"]
 DEFAULT_BLOCK_TOKENS = 32
@@ -50,32 +46,29 @@ class FastDLLM(Method):
     target_kinds = (Kind.DIFFUSION,)
 
     threshold: Annotated[
-        float | None, "holes whose confidence reaches it are filled; None: one hole per forward"
+        PositiveFraction | None,
+        "holes whose confidence reaches it are filled; None: one hole per forward",
     ] = 0.9
     factor: Annotated[
-        float | None,
+        Annotated[float, Bounds(0, MAX_FLOAT, above=True)] | None,
         "instead of threshold, the paper's rule: the n best holes while the n-th is "
         "surer than 1 − factor / (n + 1)",
     ] = None
     budget: Annotated[
-        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+        NonNegativeFloat | None,
+        "instead of threshold, the entropy that the holes of a forward may share",
     ] = None
     entropy_limit: Annotated[
-        float | None, "instead of threshold, holes of a lower entropy are filled"
+        NonNegativeFloat | None, "instead of threshold, holes of a lower entropy are filled"
     ] = None
     cache: Annotated[CacheMode | None, "prefix, dual, or None, which recomputes everything"] = (
         "dual"
     )
-    block: Annotated[int | None, "tokens of a block"] = None
+    block: Annotated[PositiveInt | None, "tokens of a block"] = None
     canvas: Annotated[bool, "fill all holes"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(block=self.block)
-        check_positive_fraction(threshold=self.threshold)
-        check_not_negative(budget=self.budget, entropy_limit=self.entropy_limit)
-        if self.factor is not None and self.factor <= 0:
-            raise OptionError("factor", self.factor, "must be a positive number")
         limits = [name for name in LIMITS if getattr(self, name) is not None]
         if len(limits) > 1:
             raise OptionError(

@@ -22,7 +22,7 @@ from outpace.decoding import (
 )
 from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree, accepted_path
 from outpace.methods.copies import DRAFT_MATCH, CopyFinder
-from outpace.methods.method import check_at_least_one, decode_plain
+from outpace.methods.method import decode_plain
 
 TREE_WIDTH, TREE_DEPTH = 10, 7
 """Default sizes of a tree, those of EAGLE's authors."""
@@ -52,10 +52,7 @@ class TreeShape:
 
     def check(self, verify: Verify) -> None:
         """Raise `OptionError` for a size that cannot be verified in one pass, or by a rule."""
-        width, depth, nodes = self.width, self.depth, self.nodes
-        check_at_least_one(width=width, depth=depth)
-        if not 2 <= nodes <= MAX_TREE_SLOTS + 1:
-            raise OptionError("nodes", nodes, f"must be between 2 and {MAX_TREE_SLOTS + 1}")
+        width, depth = self.width, self.depth
         if width > 1 and width * max(depth - 1, 1) > MAX_TREE_SLOTS:
             most = MAX_TREE_SLOTS // max(depth - 1, 1)
             raise OptionError("width", width, f"must be at most {most} with depth={depth}")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import FULL, Decoding, Forward, Kind, OptionError, Request
-from outpace.methods.method import Method, check_at_least_one
+from outpace.field_types import PositiveInt
+from outpace.methods.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +20,14 @@ class LeftToRight(Method):
 
     target_kinds = (Kind.DIFFUSION,)
 
-    tokens: Annotated[int, "k, tokens accepted per forward"] = 1
-    window: Annotated[int | None, "recompute the last group and window − 1 tokens before it"] = None
-    lookahead: Annotated[int | None, "number of masks, at least tokens"] = None
+    tokens: Annotated[PositiveInt, "k, tokens accepted per forward"] = 1
+    window: Annotated[
+        PositiveInt | None, "recompute the last group and window − 1 tokens before it"
+    ] = None
+    lookahead: Annotated[PositiveInt | None, "number of masks, at least tokens"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
         if self.lookahead is not None and self.lookahead < self.tokens:
             raise OptionError("lookahead", self.lookahead, f"must be at least tokens={self.tokens}")
 

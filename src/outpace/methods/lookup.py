@@ -8,15 +8,9 @@ from typing import Annotated
 
 from outpace.decoding import Decoding, Forward, LengthRange, Prediction, Read, Request, Target
 from outpace.decoding.draft_length import halving_values
+from outpace.field_types import PositiveInt
 from outpace.methods.copies import MAX_MATCH_TOKENS, CopyFinder, verify_chain
-from outpace.methods.method import (
-    DraftLength,
-    Method,
-    SharesText,
-    check_at_least_one,
-    check_length,
-    decode_plain,
-)
+from outpace.methods.method import DraftLength, Method, SharesText, check_length, decode_plain
 
 Cycle = Generator[Forward, Prediction, bool]
 
@@ -39,7 +33,7 @@ class Lookup(Method):
     tokens: Annotated[
         DraftLength, "most tokens copied at a time: a number, or the measured optimum, up to 24"
     ] = "auto"
-    match: Annotated[int, "tokens at the end of the text that must occur earlier too"] = 1
+    match: Annotated[PositiveInt, "tokens at the end of the text that must occur earlier too"] = 1
 
     shared: Annotated[
         bool, SharesText(), "also copy from the answers of earlier requests, and keep this one"
@@ -48,7 +42,6 @@ class Lookup(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length(self.tokens, "match")
-        check_at_least_one(match=self.match)
 
     @property
     def cycle_limit(self) -> int:

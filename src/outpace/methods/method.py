@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from outpace.decoding import (
     CAUSAL,
@@ -25,43 +23,16 @@ from outpace.decoding import (
     Target,
     Verify,
 )
-from outpace.decoding.sampling_params import is_finite_real, is_whole_number
-
-
-def check_at_least_one(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise OptionError(name, value, "must be at least 1")
-
-
-def check_fraction(**options: float | None) -> None:
-    """Raise `OptionError` for an option outside [0, 1]."""
-    for name, value in options.items():
-        if value is not None and not 0 <= value <= 1:
-            raise OptionError(name, value, "must be between 0 and 1")
-
-
-def check_positive_fraction(**options: float | None) -> None:
-    """Raise `OptionError` for an option outside (0, 1]."""
-    for name, value in options.items():
-        if value is not None and not 0 < value <= 1:
-            raise OptionError(name, value, "must be above 0 and at most 1")
-
-
-def check_not_negative(**options: float | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 0:
-            raise OptionError(name, value, "must be at least 0")
+from outpace.field_types import PositiveInt, check_fields, list_options
 
 
 def check_default(method: Any, *names: str, reason: str) -> None:
     """Raise `OptionError` for a set option that has no effect together with another."""
-    defaults = {option.name: option.default for option in fields(method)}
+    options = list_options(method.__class__)
     for name in names:
-        if (value := getattr(method, name)) != defaults[name]:
-            raise OptionError(
-                name, value, f"cannot be used with {reason}, got {value!r}: leave it unset"
-            )
+        if (value := getattr(method, name)) != options[name].default:
+            message = f"{name} cannot be used with {reason}, got {value!r}: leave it unset"
+            raise OptionError(name, value, message)
 
 
 def decode_plain(
@@ -109,10 +80,7 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Convert options to plain Python types; raise `OptionError` for other types."""
-        hints = get_type_hints(type(self))
-        for option in fields(self):
-            value = check_type(option.name, getattr(self, option.name), hints[option.name])
-            object.__setattr__(self, option.name, value)
+        check_fields(self)
 
     @abstractmethod
     def decode(self, request: Request) -> Decoding:
@@ -156,15 +124,13 @@ class SharesText:
     """Annotation of an option that shares text between requests, which only an operator sets."""
 
 
-DraftLength = int | Literal["auto"]
+DraftLength = PositiveInt | Literal["auto"]
 """A number of tokens, or "auto" for the measured optimum."""
 
 
 def check_length(tokens: DraftLength, verify: Verify) -> None:
-    """Raise `OptionError` for a number below one, or "auto" where it would change the output."""
-    if tokens != "auto":
-        check_at_least_one(tokens=tokens)
-    elif verify != "match":
+    """Raise `OptionError` for "auto" where it would change the output."""
+    if tokens == "auto" and verify != "match":
         raise OptionError(
             "tokens", tokens, f"must be a number with verify={verify!r}, whose output depends on it"
         )
@@ -174,46 +140,5 @@ def check_least(least: int | None, **most: int | None) -> None:
     """Raise `OptionError` for an invalid lower bound of an option that a `Pace` varies."""
     ((name, value),) = most.items()
     if least is not None and (value is None or not 1 <= least <= value):
-        raise OptionError("least", least, f"must be between 1 and {name}={value}")
-
-
-MAX_FLOAT_VALUE = 1e4
-"""Largest float option: more changes nothing, and logits times 1e30 would overflow float32."""
-
-
-def is_bounded_number(value: object) -> bool:
-    """Return whether a value is a number within the bound of float options."""
-    return is_finite_real(value) and abs(cast(float, value)) <= MAX_FLOAT_VALUE
-
-
-PLAIN_TYPES: dict[object, tuple[str, Callable[[Any], bool]]] = {
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    int: ("a whole number", is_whole_number),
-    float: (f"a number of at most {MAX_FLOAT_VALUE:g}", is_bounded_number),
-    str: ("a name", lambda value: isinstance(value, str | Path)),
-    NoneType: ("None", lambda value: value is None),
-}
-"""Types of options in words, and whether a value can be converted to one."""
-
-
-def check_type(name: str, value: object, kind: Any) -> Any:
-    """Return an option as the plain type of its annotation; other types are not checked.
-
-    Raises:
-        OptionError: the value has none of the plain types and is not an allowed word.
-    """
-    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    words: list[str] = []
-    for part in parts:
-        if get_origin(part) is Literal:
-            if isinstance(value, str) and value in get_args(part):
-                return str(value)
-            words += map(repr, get_args(part))
-        elif part in PLAIN_TYPES:
-            description, fits = PLAIN_TYPES[part]
-            if fits(value):
-                return None if value is None else part(value)
-            words.append(description)
-        else:
-            return value
-    raise OptionError(name, value, f"must be {' or '.join(words)}")
+        message = f"least must be between 1 and {name}={value}, got {least}: set both"
+        raise OptionError("least", least, message)

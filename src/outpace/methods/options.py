@@ -6,48 +6,21 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any
 
 from outpace.decoding import OptionError
+from outpace.field_types import list_options
 from outpace.methods import METHODS, Method
-from outpace.methods.method import SharesText
 
 MethodSpec = Method | str | tuple[str, Mapping[str, Any]]
 """A method, its name or "auto", or its name and options."""
 
 AUTO_METHOD = "auto"
 """Name that stands for the default method of a model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One option of a method.
-
-    Attributes:
-        kind: int, float, bool or str.
-        words: allowed words, next to numbers; all allowed values where `kind` is str.
-        nullable: whether it may be None.
-        default: default value; MISSING for a required option.
-        meaning: one-line description, from the annotation of the field.
-        shares_text: whether it shares text between requests.
-    """
-
-    name: str
-    kind: type
-    words: tuple[str, ...]
-    nullable: bool
-    default: Any
-    meaning: str
-    shares_text: bool = False
-
-    @property
-    def is_required(self) -> bool:
-        return self.default is MISSING
 
 
 def find_method(name: str) -> type[Method]:
@@ -158,7 +131,7 @@ def make_method(
     Raises:
         ValueError: an unknown option, a missing option, or an invalid value.
     """
-    name, known = method_name(method), method_options(method)
+    name, known = method_name(method), list_options(method)
     if unknown := [option for option in options if option not in known]:
         has = f"available: {', '.join(sorted(known))}" if known else "it has none"
         raise OptionError(unknown[0], options[unknown[0]], f"is no option of {name!r}; {has}")
@@ -169,32 +142,3 @@ def make_method(
             missing[0], None, f"is missing: method {name!r} needs {', '.join(spelled)}"
         )
     return method(**options)
-
-
-def method_options(method: type[Method]) -> dict[str, Option]:
-    """Return the options of a method by name, those of its base classes last."""
-    hints = get_type_hints(method, include_extras=True)
-    defaults = {field.name: field.default for field in fields(method)}
-    names = [name for kind in method.__mro__ for name in vars(kind).get("__annotations__", ())]
-    return {
-        name: make_option(name, hints[name], defaults[name])
-        for name in dict.fromkeys(names)
-        if name in defaults
-    }
-
-
-def make_option(name: str, hint: Any, default: Any) -> Option:
-    marks = getattr(hint, "__metadata__", ())
-    hint = get_args(hint)[0] if marks else hint
-    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    plain = [part for part in types if get_origin(part) is not Literal and part is not NoneType]
-    words = [word for part in types if get_origin(part) is Literal for word in get_args(part)]
-    return Option(
-        name=name,
-        kind=(plain or [str])[0],
-        words=tuple(words),
-        nullable=NoneType in types,
-        default=default,
-        meaning=next((mark for mark in marks if isinstance(mark, str)), ""),
-        shares_text=any(isinstance(mark, SharesText) for mark in marks),
-    )

@@ -25,14 +25,8 @@ from outpace.decoding import (
 from outpace.decoding.draft_length import halving_values
 from outpace.decoding.order import top_holes
 from outpace.decoding.target import Rank
-from outpace.methods.method import (
-    Method,
-    check_at_least_one,
-    check_least,
-    check_not_negative,
-    check_positive_fraction,
-    decode_plain,
-)
+from outpace.field_types import NonNegativeFloat, PositiveFraction, PositiveInt
+from outpace.methods.method import Method, check_least, decode_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +43,16 @@ class WeDLM(Method):
 
     target_kinds = (Kind.MASK_FILLING,)
 
-    window: Annotated[int, "W: slots opened after the prefix"] = 16
+    window: Annotated[PositiveInt, "W: slots opened after the prefix"] = 16
     entropy: Annotated[
-        float | None, "τ: masks below it are filled; None fills one per forward, the lowest"
+        NonNegativeFloat | None,
+        "τ: masks below it are filled; None fills one per forward, the lowest",
     ] = 0.4
-    penalty: Annotated[float, "λ: added for each slot of distance from the first mask"] = 0.02
+    penalty: Annotated[
+        NonNegativeFloat, "λ: added for each slot of distance from the first mask"
+    ] = 0.02
     confidence: Annotated[
-        float | None,
+        PositiveFraction | None,
         "instead of entropy and penalty: fill the masks whose token has this probability",
     ] = None
     block: Annotated[bool, "stop and wait: the next window opens once the last one is full"] = False
@@ -72,9 +69,6 @@ class WeDLM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(window=self.window)
-        check_not_negative(entropy=self.entropy, penalty=self.penalty)
-        check_positive_fraction(confidence=self.confidence)
         check_least(self.least, window=self.window)
         if self.least is not None and self.verify:
             raise OptionError("least", self.least, "cannot change the text with verify: omit one")

@@ -8,27 +8,33 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
+from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS, option_fields, option_info
 from outpace.checkpoints.load import load_config
 from outpace.decoding import CAUSAL_KINDS
 from outpace.errors import OptionError
+from outpace.field_types import Bounds, Option, list_options
 from outpace.methods import METHODS, Method
-from outpace.methods.options import Option, method_options, open_method
+from outpace.methods.method import SharesText
+from outpace.methods.options import open_method
 from outpace.models.config import ModelConfig
 from outpace.server.http_error import HttpError
 from outpace.server.schema import BaseRequest, CompletionRequest, get_field
 from outpace.server.settings import Entry
 
-OPTIONS_BY_FIELD = {field: option for option in REQUEST_OPTIONS.values() for field in option.fields}
+OPTIONS_BY_FIELD = {
+    field: option for option in REQUEST_OPTIONS.values() for field in option_fields(option)
+}
 """Options by the request fields that set them."""
 
 LENGTH_OPTIONS = tuple(
-    o.name for o in REQUEST_OPTIONS.values() if (o.info.bounds or {}).get("le") == MAX_ANSWER_TOKENS
+    o.name
+    for o in REQUEST_OPTIONS.values()
+    if option_info(o).limits == Bounds(0, MAX_ANSWER_TOKENS)
 )
 """Options that limit the tokens of an answer."""
 
 SEQUENTIAL_FIELDS = tuple(
-    field for field, option in OPTIONS_BY_FIELD.items() if option.info.sequential
+    field for field, option in OPTIONS_BY_FIELD.items() if option_info(option).sequential
 )
 """Fields that need left-to-right decoding: penalties and grammars depend on all earlier tokens."""
 
@@ -58,7 +64,7 @@ NEUTRAL_VALUES = {field: OPTIONS_BY_FIELD[field].default for field in NOT_COMMON
 
 def option_field(option: str) -> str:
     """Return the request field of an option; other names are returned unchanged."""
-    names = REQUEST_OPTIONS[option].fields if option in REQUEST_OPTIONS else ()
+    names = option_fields(REQUEST_OPTIONS[option]) if option in REQUEST_OPTIONS else ()
     return names[0] if names else option
 
 
@@ -105,7 +111,7 @@ class MethodOption:
         match value:
             case str():
                 allowed = value in self.choices
-            case True if self.option.shares_text and not self.default:
+            case True if self.option.mark(SharesText) and not self.default:
                 param = f"outpace.options.{self.option.name}"
                 raise HttpError(
                     400, f"{param}: only the operator of the server can set it", param=param
@@ -126,9 +132,9 @@ class MethodOption:
     def describe(self) -> dict[str, Any]:
         return {
             "name": self.option.name,
-            "help": self.option.meaning,
+            "help": self.option.text,
             "type": self.option.kind.__name__,
-            "nullable": self.option.nullable,
+            "nullable": self.option.is_nullable,
             "choices": list(self.choices) or None,
             "default": self.default,
             "minimum": self.bounds and self.bounds[0],
@@ -211,7 +217,7 @@ def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[
                 each.name: method_option(
                     each, defaults, roles, entry, MAX_COUNT_PER_TOKEN * config.max_length
                 )
-                for each in method_options(method_type).values()
+                for each in list_options(method_type).values()
             }
             if unknown := sorted(set(defaults) - set(settings)):
                 raise OptionError(

@@ -23,7 +23,7 @@ from outpace.engine.cache import PAGE_SIZE, cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import MethodSelector, check_models, family_method
 from outpace.errors import OptionError, prefix_error
-from outpace.methods.method import check_type
+from outpace.field_types import check_value
 from outpace.methods.options import AUTO_METHOD, method_name
 from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
@@ -57,7 +57,7 @@ def check_lazy_options(entry: Entry) -> None:
 def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     """Check the files and options of a lazy model, and measure the memory that it needs."""
     check_cache_gib(entry.cache_gib)
-    check_type("pace", entry.pace, Pacing)
+    check_value("pace", entry.pace, Pacing)
     device, dtype = resolve_types(
         entry.device,
         entry.dtype,

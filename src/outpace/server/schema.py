@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -27,13 +28,15 @@ from outpace.api.options import (
     MAX_ANSWER_TOKENS,
     MAX_TOP_LOGPROBS,
     REQUEST_OPTIONS,
-    DeclaredOption,
+    option_fields,
+    option_info,
 )
 from outpace.api.parts import MAX_CALLS
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError
+from outpace.field_types import Option
 
 MAX_BODY_BYTES = 2 * 2**20
 """Maximum size of a request body in bytes."""
@@ -125,12 +128,17 @@ AnswerLength = Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS), WrapValidator
 """Maximum number of tokens of an answer."""
 
 
-def bounded_type(option: DeclaredOption) -> Any:
-    """Return the type of an option with its bounds; optional if it is so in Python."""
-    bounds: dict[str, Any] = dict(option.info.bounds or {})
-    plain: Any = Whole if option.plain is int else option.plain
-    kind: Any = Annotated[plain, Field(**bounds)]
-    return kind if option.kind == option.plain else kind | None
+def bounded_type(option: Option) -> Any:
+    """Return the type of an option with its bounds in requests; optional if it is so in Python."""
+    ((plain, bounds),) = option.types.items() or [(Literal[option.words], None)]
+    kind: Any = Whole if plain is int else plain
+    if (bounds := option_info(option).limits or bounds) is not None:
+        low, high = "gt" if bounds.above else "ge", "lt" if bounds.below else "le"
+        ends: dict[str, Any] = {low: bounds.low}
+        if bounds.high != inf:
+            ends[high] = bounds.high
+        kind = Annotated[kind, Field(**ends)]
+    return kind | None if option.is_nullable else kind
 
 
 MAX_LOGIT_BIASES = 1024
@@ -245,7 +253,7 @@ CONSTRAINT_FIELDS = {
     field: option.name
     for form in ("response_format", "structured_outputs")
     for option in REQUEST_OPTIONS.values()
-    for field in option.fields
+    for field in option_fields(option)
     if field.startswith(form)
 }
 """Options of the library by the request fields that set them."""
@@ -409,9 +417,10 @@ JSON_TYPES: dict[str, Any] = {
 def request_option_fields() -> Iterator[tuple[str, Any]]:
     """Yield the request fields that set one option each, with their types."""
     for option in REQUEST_OPTIONS.values():
-        if option.info.bounds is not None or option.name in JSON_TYPES:
+        fields = option_fields(option)
+        if option.name in JSON_TYPES or fields and option.kind in (bool, int, float):
             kind = JSON_TYPES.get(option.name) or bounded_type(option)
-            yield option.fields[0], (kind | None, None)
+            yield fields[0], (kind | None, None)
 
 
 if TYPE_CHECKING:
@@ -450,14 +459,12 @@ class BaseRequest(OptionFields):
     def options(self) -> dict[str, Any]:
         """The options that are set, by name, except constraints (see `constraint`)."""
         unconstrained = (
-            option_info
-            for option_info in REQUEST_OPTIONS.values()
-            if option_info.info.group != "rule"
+            option for option in REQUEST_OPTIONS.values() if option_info(option).group != "rule"
         )
         values = {
             option.name: get_field(self, field)
             for option in unconstrained
-            for field in option.fields
+            for field in option_fields(option)
         }
         return {name: value for name, value in values.items() if value is not None}
 

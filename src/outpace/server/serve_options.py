@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from outpace.api.options import Info
+from outpace.field_types import PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -13,28 +14,22 @@ class ServeOptions:
     """Options of a served model, shared by flags and TOML."""
 
     max_tokens: Annotated[
-        int | None,
-        Info(
-            "Maximum tokens of an answer.", "serving", usual="rest of the context", bounds={"ge": 1}
-        ),
+        PositiveInt | None,
+        "Maximum tokens of an answer.",
+        Info(group="serving", usual="rest of the context"),
     ] = None
     lazy: Annotated[
-        bool, Info("Load models when they are first requested, and unload idle ones.", "serving")
+        bool,
+        "Load models when they are first requested, and unload idle ones.",
+        Info(group="serving"),
     ] = False
     keep: Annotated[
         str | None,
-        Info(
-            "Time without requests after which a lazy model is unloaded: 90s, 10m, 2h or 1d.",
-            "serving",
-            usual="10m",
-        ),
+        "Time without requests after which a lazy model is unloaded: 90s, 10m, 2h or 1d.",
+        Info(group="serving", usual="10m"),
     ] = None
     tools: Annotated[
         Literal["any", "template"],
-        Info(
-            "Models that take tools: any, or those with a template that describes them.",
-            "serving",
-            typed=str,
-            shows=True,
-        ),
+        "Models that take tools: any, or those with a template that describes them.",
+        Info(group="serving", typed=str, shows=True),
     ] = "any"

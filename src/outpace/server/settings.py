@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, create_model
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
-from outpace.api.options import list_options
 from outpace.checkpoints.load import head_name, target_config
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import accepts_head
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError
+from outpace.field_types import list_options
 from outpace.methods import METHODS, Method
 from outpace.methods.options import method_name
 from outpace.models.config import ModelConfig

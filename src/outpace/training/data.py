@@ -17,7 +17,7 @@ from outpace.api.rendering import render_chat
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.data.generated import Problem, story, sudoku, table
 from outpace.errors import OptionError, install_extra
-from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
+from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_fields
 from outpace.jsonl import JsonRecord, parse_record, read_lines
 from outpace.models.config import ModelConfig
 from outpace.tokenizer import Tokenizer
@@ -275,7 +275,7 @@ class Data:
     template."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         if (self.drills or self.plain) and not any(
             path.startswith(STORY_PREFIX) for path in self.paths
         ):

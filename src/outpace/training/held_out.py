@@ -18,7 +18,7 @@ from torch import nn
 from outpace.api.llm import LLM
 from outpace.data.numbers import final_number, judge_last_number
 from outpace.errors import OptionError
-from outpace.field_types import Count, NonNegativeInt, check_bounds
+from outpace.field_types import Count, NonNegativeInt, check_fields
 from outpace.methods.options import find_method, method_from_options
 from outpace.tokenizer import Tokenizer
 from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
@@ -90,7 +90,7 @@ class HeldOut:
     lower, other figures if higher."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         if self.method and "name" not in self.method:
             raise ValueError(f"method needs a name in addition to {', '.join(self.method)}")
         if self.decode > self.examples:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from outpace.errors import OptionError
-from outpace.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
+from outpace.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_fields
 from outpace.training import trackers
 
 MAX_BATCH, MAX_BATCH_TOKENS = 2**16, 2**26
@@ -50,7 +50,7 @@ class Loop:
     """Experiment tracker for the metrics: `tensorboard`, `trackio` or `wandb`."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         if self.tokens is not None and self.epochs is not None:
             raise ValueError(
                 f"epochs {self.epochs} cannot be combined with tokens {self.tokens}: the number "

@@ -15,7 +15,7 @@ from outpace.checkpoints.adapter import LowRank
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
 from outpace.checkpoints.load import load_adapter
-from outpace.field_types import Bounds, PositiveFloat, check_bounds
+from outpace.field_types import Bounds, PositiveFloat, check_fields
 from outpace.models.transformer import Stack
 
 MAX_RANK = 2**16
@@ -37,7 +37,7 @@ class LoRA:
     """Folder or hub name of an adapter to train further, of the same rank and matrices."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
     def adapts_weight(self, path: str, published: str) -> bool:
         return matrix_name(published) in self.targets if self.targets else ".attention." in path

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from outpace.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
+from outpace.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_fields
 
 HEADS = ("unembedding", "transition", "acceptance")
 """Output heads of models and drafts: of tokens, of tokens after a token, and of acceptance."""
@@ -41,7 +41,7 @@ class Optim:
     """Maximum gradient norm; 0 disables clipping."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
     def build_optimizers(self, model: nn.Module) -> list[Optimizer]:
         """Build optimizers over a model's trainable parameters.

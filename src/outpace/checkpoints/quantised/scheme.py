@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outpace.checkpoints.fields import MAX_PUBLISHED_SIZE
-from outpace.decoding.sampling_params import is_whole_number
+from outpace.field_types import is_whole_number
 from outpace.kernels.packed import (
     MAX_INT4_CODE,
     PACKED_BLOCK,

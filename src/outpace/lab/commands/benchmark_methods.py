@@ -26,6 +26,7 @@ from outpace.cli.flags import (
 from outpace.cli.terminal import ProgressBars
 from outpace.data.prompt_set import read_prompt_file
 from outpace.errors import OptionError
+from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_serve import format_number, parse_numbers
 from outpace.lab.commands.report import show_truncated
 from outpace.lab.commands.task_flags import TASK_FLAGS, TaskFlags
@@ -43,7 +44,6 @@ from outpace.lab.side import (
     summarise_sides,
 )
 from outpace.methods import Method
-from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
 
 COUNTING_NOTE = (

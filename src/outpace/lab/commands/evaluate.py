@@ -33,6 +33,7 @@ from outpace.cli.flags import (
 )
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
+from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_methods import check_complete, measure_sides
 from outpace.lab.commands.report import show_truncated
 from outpace.lab.commands.task_flags import TASK_FLAGS, TaskFlags
@@ -42,7 +43,6 @@ from outpace.lab.report import EvaluationReport
 from outpace.lab.run import evaluate, judgment_records, questions_of, resolve_options
 from outpace.lab.side import RequestLoad, Side
 from outpace.methods import Method
-from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
 
 

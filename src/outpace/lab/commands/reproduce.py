@@ -20,6 +20,7 @@ from outpace.cli.flags import LOAD_FLAGS, LoadFlags
 from outpace.cli.training import run_training
 from outpace.engine.stats import available_bytes, release_memory
 from outpace.errors import OptionError
+from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_methods import (
     LoadGrid,
     build_sides,
@@ -56,7 +57,6 @@ from outpace.lab.reproduce.page import page
 from outpace.lab.reproduce.verdict import Verdict, holding, judge, judge_texts, published
 from outpace.lab.side import Side, SideFigures, check_rounds, summarise_sides
 from outpace.methods import Autoregressive
-from outpace.methods.method import check_at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance_record
 

@@ -9,9 +9,9 @@ from typer import Option
 
 from outpace.cli.flags import SystemFlag, TemplateFlag, parse_variable
 from outpace.errors import OptionError
+from outpace.field_types import check_at_least_one
 from outpace.lab.protocol import PROTOCOLS, Question, Setting, find_setting
 from outpace.lab.tasks import JUDGES, OWN, TASKS
-from outpace.methods.method import check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)

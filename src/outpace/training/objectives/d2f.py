@@ -28,7 +28,7 @@ from outpace.field_types import (
     NonNegativeInt,
     TokenId,
     Weight,
-    check_bounds,
+    check_fields,
 )
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
@@ -168,7 +168,7 @@ class D2F(Objective):
     """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
             raise OptionError(
                 "noise", self.noise, "must be two fractions above 0 in ascending order"
