@@ -102,8 +102,8 @@ def contribute(root: Path) -> None:
     package, tests = root / "src/outpace/methods", root / "tests"
     (package / "prompt_lookup.py").write_text(HEAD + "\n" + method[method.index("@dataclass") :])
     names = package / "__init__.py"
-    insert(names, "from outpace.methods.speculative", IMPORT)
-    insert(names, '    "speculative": ', '    "prompt_lookup": PromptLookup,\n')
+    insert(names, "    from outpace.methods.speculative", IMPORT)
+    insert(names, '    "speculative": ', '    "prompt_lookup": "PromptLookup",\n')
     insert(names, '    "Speculative",', '    "PromptLookup",\n')
 
     with (tests / "naive.py").open("a") as file:
@@ -121,7 +121,7 @@ def contribute(root: Path) -> None:
     insert(root / "CHANGELOG.md", "- `WeDLM`: masks", "- `PromptLookup` copies its drafts.\n")
 
 
-IMPORT = "from outpace.methods.prompt_lookup import PromptLookup\n"
+IMPORT = "    from outpace.methods.prompt_lookup import PromptLookup\n"
 TESTS = (
     "tests/test_public.py",
     "tests/cli/test_options.py",

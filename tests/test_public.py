@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import resource
 import subprocess
 import sys
 from importlib import import_module
@@ -40,9 +41,21 @@ def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
     assert module.__all__ == sorted(module.__all__, key=import_order)
 
 
+HELP_OF_ALL = """
+from outpace.cli.app import COMMANDS
+from outpace.cli.main import main
+for command in COMMANDS:
+    try:
+        main([*command.split(), "--help"])
+    except SystemExit as ended:
+        assert not ended.code, command
+"""
+
+
 @pytest.mark.parametrize(
     ("command", "loaded"),
     [
+        (HELP_OF_ALL, []),
         ("from outpace import OptionError", []),
         ("from outpace.cli.main import main; main(['--help'])", []),
         ("from outpace.cli.app import open_server; open_server(['serve'])", []),
@@ -60,6 +73,18 @@ def print_loaded():
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == f"{loaded}\n"
+
+
+@pytest.mark.nightly
+def test_help_takes_half_a_second() -> None:
+    words = [sys.executable, "-m", "outpace", "generate", "--help"]
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(words, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.5
 
 
 def test_names_are_listed_before_they_are_loaded() -> None:

@@ -12,9 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
 from outpace.measurements import cpu_model
 from outpace.version import __version__
 
@@ -24,6 +21,9 @@ def provenance_record(secret: str | None = None) -> dict[str, Any]:
 
     Absolute paths in the command are reduced to their last part; `secret` is removed.
     """
+    import numpy
+    import torch
+
     return {
         "outpace": __version__,
         "revision": source_revision(),

@@ -478,7 +478,7 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
             found.update(options)
             raise ValueError("told")
 
-    monkeypatch.setattr("outpace.cli.flags.LLM", Told)
+    monkeypatch.setattr("outpace.api.llm.LLM", Told)
     outpace(
         *("generate", "tiny-ar", "x", "--mask-id", "0", "--max-length", "64"),
         *("--cache-gib", "0.5"),

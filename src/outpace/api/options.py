@@ -380,7 +380,8 @@ class RequestOptions:
         if unknown := sorted(set(options) - set(known)):
             reason = f"unknown option {unknown[0]!r}; options are {', '.join(known)}"
             raise OptionError(unknown[0], options[unknown[0]], reason)
-        from outpace.methods.options import AUTO_METHOD, resolve_method
+        from outpace.methods import AUTO_METHOD
+        from outpace.methods.options import resolve_method
 
         method = options.get("method")
         if method is not None and method != AUTO_METHOD:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from typer import Argument, Option
 
-from outpace.api.infill import parse_template
-from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
-from outpace.api.output import Output
-from outpace.api.text import Prompt
 from outpace.cli.draw import (
     answer_figures,
     console,
@@ -41,17 +37,21 @@ from outpace.cli.flags import (
     StopFlags,
     read_prompt,
 )
+from outpace.cli.options import MethodFlag
 from outpace.cli.terminal import CONSOLE_OPTIONS, ProgressBars, error_console, show_spinner
-from outpace.data.answers import answer_file
 from outpace.errors import OptionError
-from outpace.methods import Method
+
+if TYPE_CHECKING:
+    from outpace.api.llm import LLM
+    from outpace.api.output import Output
+    from outpace.api.text import Prompt
 
 
 def generate(
     model: ModelArgument,
     prompt: Annotated[str | None, Argument(help="The prompt; - reads standard input.")] = None,
     fill: FillFlag = None,
-    method: Method | None = None,
+    method: MethodFlag = None,
     input: Annotated[Path | None, Option(help="File of prompts, as JSON lines.")] = None,
     output: Annotated[Path | None, Option(help="File to append the answers to.")] = None,
     batch: BatchFlag = 64,
@@ -76,6 +76,8 @@ def generate(
 
     Answers are on standard output, and figures on standard error.
     """
+    from outpace.api.infill import parse_template
+
     notes = Console(quiet=True) if quiet else error_console
     if fill is not None and (input is not None or output is not None or n != 1):
         raise OptionError("fill", fill, "cannot be combined with --input, --output or --n")
@@ -139,6 +141,8 @@ def show_logprobs(llm: LLM, output: Output) -> None:
 def answer_prompt_file(
     llm: LLM, source: Path, target: Path, batch: int, options: Options, notes: Console
 ) -> None:
+    from outpace.data.answers import answer_file
+
     began, written = time.perf_counter(), 0
     with ProgressBars() as shown:
         bar = shown.add_task("answers")
@@ -157,7 +161,7 @@ def answer_prompt_file(
 def trace(
     model: ModelArgument,
     prompt: Annotated[str, Argument(help="The prompt; - reads standard input.")],
-    method: Method | None = None,
+    method: MethodFlag = None,
     sampling: SamplingFlags = SAMPLING_FLAGS,
     stops: StopFlags = STOP_FLAGS,
     prompt_flags: PromptFlags = PROMPT_FLAGS,

@@ -10,18 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from outpace.api.chat_template import Message
-from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options, option_names
-from outpace.api.output import Output
-from outpace.api.pending_answer import Stream
-from outpace.checkpoints.fill import report_load_progress
 from outpace.cli.draw import AnswerPainter, answer_figures, console, replace_file
 from outpace.cli.flags import (
     LOAD_FLAGS,
@@ -37,7 +32,7 @@ from outpace.cli.flags import (
     parse_variable,
     report_progress,
 )
-from outpace.cli.options import format_method, parse_method_words
+from outpace.cli.options import MethodFlag, format_method, parse_method_words
 from outpace.cli.terminal import (
     check_standard_input,
     error_console,
@@ -45,11 +40,15 @@ from outpace.cli.terminal import (
     read_typed_messages,
     show_spinner,
 )
-from outpace.decoding.target import Kind
-from outpace.engine.job import DecodingError
-from outpace.engine.pairing import further_models as models_of
-from outpace.methods import METHODS, Method
-from outpace.methods.options import AUTO_METHOD
+from outpace.methods import AUTO_METHOD, METHODS
+
+if TYPE_CHECKING:
+    from outpace.api.chat_template import Message
+    from outpace.api.llm import LLM
+    from outpace.api.output import Output
+    from outpace.api.pending_answer import Stream
+    from outpace.methods import Method
+
 
 CHAT_HELP = """\
 /method NAME option=value …  change the method; alone, list the methods
@@ -69,7 +68,7 @@ SET_OPTIONS = (*option_names("sampling"), *option_names("ending"), "template", "
 
 def chat(
     model: ModelArgument,
-    method: Method | None = None,
+    method: MethodFlag = None,
     sampling: SamplingFlags = SAMPLING_FLAGS,
     stops: StopFlags = STOP_FLAGS,
     prompt_flags: PromptFlags = PROMPT_FLAGS,
@@ -81,6 +80,8 @@ def chat(
     Without a terminal, each line of standard input is a message; at a terminal, pasted lines are
     one message.
     """
+    from outpace.engine.job import DecodingError
+
     options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
     llm = load_flags.open_model(
@@ -135,6 +136,8 @@ def read_file_message(words: str) -> str:
 
 def read_conversation(path: Path) -> list[Message]:
     """Return the messages of a file that `/save` has written."""
+    from outpace.api.chat_template import Message
+
     try:
         messages = json.loads(read_text(path))["messages"]
         roles = [each["role"] for each in messages if isinstance(each["content"], str | None)]
@@ -203,6 +206,8 @@ class ChatTurn:
 
 
 def length_remedy(llm: LLM, options: Options) -> str:
+    from outpace.decoding.target import Kind
+
     if options.get("max_tokens") is not None or llm.config.kind is Kind.DIFFUSION:
         return "--max-tokens"
     return "--max-length or --cache-gib, or use /reset: the context is full"
@@ -342,6 +347,9 @@ class ChatSession:
 
     def load_method(self, words: str) -> Method:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
+        from outpace.checkpoints.fill import report_load_progress
+        from outpace.engine.pairing import further_models as models_of
+
         is_auto = words == AUTO_METHOD
         method = self.llm.methods.select_method(words) if is_auto else parse_method_words(words)
         models = dict.fromkeys(models_of(method, self.llm.path, self.llm.config).values())

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
-from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.cli.draw import console
 from outpace.cli.flags import (
     LOAD_FLAGS,
@@ -24,9 +22,13 @@ from outpace.cli.flags import (
     TemplateFlag,
     parse_variable,
 )
+from outpace.cli.options import MethodFlag
 from outpace.cli.terminal import ProgressBars, exit_on_sigterm
-from outpace.data.prompt_set import PromptSet, make_data, read_prompt_set
-from outpace.methods import Method
+
+if TYPE_CHECKING:
+    from outpace.api.llm import LLM
+    from outpace.checkpoints.fingerprint import Fingerprint
+    from outpace.data.prompt_set import PromptSet
 
 
 def data(
@@ -35,7 +37,7 @@ def data(
         list[Path], Argument(help="Files of prompts: JSON lines, or .txt with one per line.")
     ],
     output: Annotated[Path, Option(help="Folder of the data.")],
-    method: Method | None = None,
+    method: MethodFlag = None,
     held_out: Annotated[float, Option(help="Share of prompts for held.jsonl.")] = 0.02,
     exclude: Annotated[
         list[Path] | None,
@@ -53,6 +55,9 @@ def data(
     train.jsonl and held.jsonl; data.json counts them, and those that share ten words with an
     excluded file. An interrupted run continues when the same command is repeated.
     """
+    from outpace.checkpoints.fingerprint import Fingerprint
+    from outpace.data.prompt_set import read_prompt_set
+
     options = sampling.options() | stops.options()
     options |= Options(template=dict(map(parse_variable, template or ())))
     check_options(options)
@@ -69,6 +74,8 @@ def answer_prompts(
     llm: LLM, fingerprint: Fingerprint, prompts: PromptSet, folder: Path, **options: Any
 ) -> dict[str, Any]:
     """Call `make_data` with a progress bar for each file."""
+    from outpace.data.prompt_set import make_data
+
     with ProgressBars() as shown:
         bars = {name: shown.add_task(name, start=False) for name in prompts.by_file}
 

@@ -10,26 +10,24 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 from typer.core import TyperGroup
 
 from outpace.api.options import Options, check_options
-from outpace.api.output import DRAFT_COUNTS
-from outpace.checkpoints.fingerprint import Fingerprint
-from outpace.checkpoints.load import load_config
 from outpace.cli.data import answer_prompts, print_card
 from outpace.cli.draw import console
 from outpace.cli.flags import LOAD_FLAGS, BatchFlag, ModelArgument, TemplateFlag, parse_variable
 from outpace.cli.quantize import quantize
 from outpace.cli.terminal import error_console, exit_on_sigterm
 from outpace.cli.training import require_train_extra, run_training, train_command
-from outpace.data.prompt_set import CARD_FILE, PromptSet, read_prompt_set, smallest_share
 from outpace.errors import OptionError
-from outpace.methods import Autoregressive, DFlash
-from outpace.methods.options import method_name
 from outpace.provenance import provenance_record
+
+if TYPE_CHECKING:
+    from outpace.data.prompt_set import PromptSet
+
 
 TRIAL_PROMPTS, TRIAL_STEPS = 16, 4
 """Prompts and steps from which durations are estimated."""
@@ -82,6 +80,8 @@ def train_draft(
     run, the draft, and its speed beside plain decoding (draft.json). An interrupted run continues
     when the same command is repeated.
     """
+    from outpace.data.prompt_set import read_prompt_set, smallest_share
+
     prompts = read_prompt_set(data, held_out=held_out, exclude=exclude or ())
     if not prompts.held_out:
         share = smallest_share(prompts)
@@ -112,6 +112,7 @@ MIN_TOKENS_PER_WEIGHT = 0.01
 
 def warn_of_few_tokens(target: str, tokens: int) -> None:
     """Print a warning if answers of at most this many tokens are far too few for a draft."""
+    from outpace.checkpoints.load import load_config
     from outpace.training.draft_recipe import count_weights
 
     weights = count_weights(load_config(target))
@@ -132,6 +133,9 @@ def answer_for_draft(
     options: Options,
 ) -> None:
     """Let a target answer prompts, after a trial that estimates the durations."""
+    from outpace.checkpoints.fingerprint import Fingerprint
+    from outpace.data.prompt_set import CARD_FILE
+    from outpace.methods import Autoregressive
     from outpace.training.report import format_duration
 
     data = folder / "data"
@@ -191,6 +195,10 @@ def write_draft_recipe(target: str, folder: Path, path: Path, options: Options) 
 
 def measure_draft(target: str, draft: Path, prompts: PromptSet, options: Options) -> None:
     """Answer held-out prompts plainly and with a draft; print and write the speeds of both."""
+    from outpace.api.output import DRAFT_COUNTS
+    from outpace.methods import Autoregressive, DFlash
+    from outpace.methods.options import method_name
+
     chosen = [*islice(prompts.held_out.values(), MEASURED_PROMPTS)]
     llm = LOAD_FLAGS.open_model(target, Autoregressive(), prefix_cache=False)
     results = []

@@ -7,28 +7,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from outpace.api.llm import LLM
-from outpace.api.output import (
-    STATE_CACHED,
-    STATE_FILLED,
-    STATE_FULL,
-    STATE_HOLE,
-    STATE_NAMES,
-    Output,
-    block_edges,
-    is_scattered,
-    slot_states,
-)
-from outpace.api.parts import AnswerFormat, AnswerParser
 from outpace.cli.terminal import console as console
-from outpace.constraint.cloze import InfillParts
+
+if TYPE_CHECKING:
+    from outpace.api.llm import LLM
+    from outpace.api.output import Output
+    from outpace.api.parts import AnswerFormat
+    from outpace.constraint.cloze import InfillParts
 
 
 @contextmanager
@@ -103,6 +95,8 @@ class AnswerPainter:
     """Colours a growing answer: thoughts are dim, and text has the colour of its forward."""
 
     def __init__(self, form: AnswerFormat) -> None:
+        from outpace.api.parts import AnswerParser
+
         self.parser = AnswerParser(form)
         self.step = 0
 
@@ -156,6 +150,8 @@ def speed_over_plain(output: Output) -> float | None:
     The time of a plain pass is the mean of those in the same answer. None where too few passes or
     a busy machine measured it, and with a second model, whose passes slow the plain ones.
     """
+    import numpy as np
+
     if not output.has_prefill or output.draft_forwards:
         return None
     steps = output.steps[1:]
@@ -185,6 +181,8 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
 
     If slots were filled out of order, the canvas has one cell per slot, and the text follows below.
     """
+    from outpace.api.output import is_scattered
+
     scattered = is_scattered(output)
     lines = canvas_cells(output, width) if scattered else canvas_lines(llm, output, width)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -216,6 +214,8 @@ def slot_lines(output: Output, width: int) -> Iterator[Text]:
 
     A line that is too long omits its oldest slots.
     """
+    from outpace.api.output import block_edges, slot_states
+
     states = slot_states(output)
     edges = [0, *block_edges(output), states.shape[1]]
     for row in states:
@@ -230,6 +230,8 @@ def slot_lines(output: Output, width: int) -> Iterator[Text]:
 
 
 def cell_legend() -> Text:
+    from outpace.api.output import STATE_CACHED, STATE_FILLED, STATE_FULL, STATE_HOLE, STATE_NAMES
+
     line = Text(style="dim")
     for state in (STATE_HOLE, STATE_FILLED, STATE_FULL, STATE_CACHED):
         line.append(f"{STATE_CELLS[state]} ", style=cell_style(state)).append(
@@ -243,6 +245,8 @@ def canvas_lines(llm: LLM, output: Output, width: int) -> Iterator[Text]:
 
     Earlier text is shortened from the left so that all new text fits, if possible.
     """
+    from outpace.api.output import STATE_HOLE
+
     done = 0
     for index, step in enumerate(output.steps):
         before = single_line_text(llm, output.ids[:done])

@@ -10,12 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast
 
-import torch
 from rich.console import Console
 from typer import Argument, Option
 
-from outpace.api.chat_template import Message
-from outpace.api.llm import LLM
 from outpace.api.loading import LoadOptions
 from outpace.api.options import (
     REQUEST_OPTIONS,
@@ -24,20 +21,22 @@ from outpace.api.options import (
     option_info,
     options_of_group,
 )
-from outpace.api.text import Prompt
-from outpace.checkpoints.fill import report_load_progress
-from outpace.checkpoints.load import load_config, zoo_names
 from outpace.cli.pull import fetch_model
 from outpace.cli.terminal import check_standard_input, error_console, show_spinner
-from outpace.engine.pairing import check_fit
 from outpace.errors import OptionError
 from outpace.field_types import Option as DeclaredOption
-from outpace.methods import Method
-from outpace.methods.options import MethodSpec
-from outpace.models.device import resolve_device
+
+if TYPE_CHECKING:
+    from outpace.api.chat_template import Message
+    from outpace.api.llm import LLM
+    from outpace.api.text import Prompt
+    from outpace.methods import Method
+    from outpace.methods.options import MethodSpec
 
 
 def complete_model(incomplete: str) -> list[str]:
+    from outpace.checkpoints.load import zoo_names
+
     return [name for name in zoo_names() if name.startswith(incomplete)]
 
 
@@ -281,6 +280,11 @@ class LoadFlags(FlagGroup):
 
         Without a method, `notes` names a draft that decodes the model or could.
         """
+        import torch
+
+        from outpace.api.llm import LLM
+        from outpace.checkpoints.fill import report_load_progress
+
         fetch_model(model)
         with (
             show_spinner(f"loading {model}") as report,
@@ -295,6 +299,8 @@ class LoadFlags(FlagGroup):
 
     def check_methods(self, pairs: Iterable[tuple[str, MethodSpec | None]]) -> None:
         """Raise `ValueError` for a method that does not support its model, without loading it."""
+        from outpace.engine.pairing import check_fit
+
         for model, method in pairs:
             fetch_model(model)
             sizes = {"max_length": self.max_length, "mask_id": self.mask_id}
@@ -328,6 +334,9 @@ def report_progress(report: Callable[[str], None], done: int, total: int) -> Non
 
 def uses_one_thread(model: str, device: str | None) -> bool:
     """Return whether one thread is fastest; raises `ValueError` for a bad model or device."""
+    from outpace.checkpoints.load import load_config
+    from outpace.models.device import resolve_device
+
     return (
         resolve_device(device).type == "cpu"
         and load_config(model).num_parameters < MAX_SINGLE_THREAD_PARAMETERS

@@ -7,18 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from huggingface_hub import constants
 from rich.table import Table
 from typer import Option
 
-from outpace.checkpoints.drafts import KNOWN_DRAFTS, list_own_drafts
-from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.hub import model_stores
-from outpace.checkpoints.load import CONFIG_FILE, ZOO_FOLDER, load_config, zoo_names
-from outpace.checkpoints.name import HUB_CACHE_PREFIX, name_of
 from outpace.cli.draw import console
 from outpace.cli.options import describe_option, flag_name
-from outpace.decoding.target import plural_noun
 from outpace.field_types import list_options
 from outpace.methods import METHODS
 
@@ -29,6 +22,8 @@ def models(
     ] = False,
 ) -> None:
     """List the models on this machine, and drafts for them; --formats lists what can be loaded."""
+    from outpace.checkpoints.drafts import list_own_drafts
+
     if formats:
         list_formats()
         return
@@ -45,6 +40,12 @@ def models(
 
 def list_local_models() -> Iterator[tuple[str, list[str], str]]:
     """Yield name, files of weights and place of each model on this machine, pulled ones first."""
+    from huggingface_hub import constants
+
+    from outpace.checkpoints.hub import model_stores
+    from outpace.checkpoints.load import ZOO_FOLDER, zoo_names
+    from outpace.checkpoints.name import HUB_CACHE_PREFIX, name_of
+
     shown = set()
     for store in model_stores():
         for name, files in store.list_names().items():
@@ -59,6 +60,8 @@ def list_local_models() -> Iterator[tuple[str, list[str], str]]:
 
 def list_folder(folder: Path, name: str, place: str) -> Iterator[tuple[str, list[str], str]]:
     """Yield the model of a folder, if it has one."""
+    from outpace.checkpoints.load import CONFIG_FILE
+
     weights = sorted(map(str, folder.glob("*.safetensors")))
     if weights and (folder / CONFIG_FILE).is_file():
         yield name, weights, place
@@ -66,6 +69,8 @@ def list_folder(folder: Path, name: str, place: str) -> Iterator[tuple[str, list
 
 def read_family(weights: str) -> str:
     """Return the family of a model by a file of its weights."""
+    from outpace.checkpoints.load import load_config
+
     path = Path(weights)
     try:
         return load_config(path.parent if path.suffix == ".safetensors" else path).family
@@ -74,6 +79,9 @@ def read_family(weights: str) -> str:
 
 
 def list_formats() -> None:
+    from outpace.checkpoints.drafts import KNOWN_DRAFTS
+    from outpace.checkpoints.families import FAMILIES
+
     for family in FAMILIES.values():
         console.print(family.name, style="bold")
         console.print(f"  {family.about}")
@@ -92,12 +100,17 @@ def list_formats() -> None:
 
 def is_loadable(name: str) -> bool:
     """Return whether a checkpoint is an embedded model, or listed by a family."""
+    from outpace.checkpoints.families import FAMILIES
+    from outpace.checkpoints.load import zoo_names
+
     names = {each for family in FAMILIES.values() for each in family.checkpoints}
     return name in names or name in zoo_names()
 
 
 def methods() -> None:
     """List the decoding methods and their options."""
+    from outpace.decoding.target import plural_noun
+
     for name, kind in METHODS.items():
         console.print(name, style="bold")
         console.print(f"  {(kind.__doc__ or '').splitlines()[0]}")

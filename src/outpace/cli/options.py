@@ -6,15 +6,17 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from typer import Option
 
 from outpace.errors import OptionError
 from outpace.field_types import Option as Described
 from outpace.field_types import list_options
-from outpace.methods import METHODS, Method
-from outpace.methods.options import AUTO_METHOD, make_method, method_name, open_method
+from outpace.methods import AUTO_METHOD, METHODS
+
+if TYPE_CHECKING:
+    from outpace.methods import Method
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -23,6 +25,8 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
     Raises:
         OptionError: For an unknown or missing option, or an invalid value.
     """
+    from outpace.methods.options import make_method, open_method
+
     kind = open_method(name)
     return make_method(
         kind, parse_options(kind, values), spelling=lambda option: f"--{flag_name(option)}"
@@ -44,6 +48,8 @@ def split_method_words(text: str) -> tuple[str, dict[str, str]]:
 
 def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     """Return the name of a method, and its options other than defaults as strings."""
+    from outpace.methods.options import method_name
+
     name = method_name(type(method))
     values = {o.name: (getattr(method, o.name), o) for o in list_options(type(method)).values()}
     return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
@@ -64,6 +70,8 @@ def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 
     The server validates missing options.
     """
+    from outpace.methods.options import open_method
+
     return {"method": name, "options": parse_options(open_method(name), values)}
 
 
@@ -101,32 +109,37 @@ def flag_name(option: str) -> str:
 
 
 def complete_method(incomplete: str) -> list[str]:
+
     return [name for name in (AUTO_METHOD, *METHODS) if name.startswith(incomplete)]
 
 
-MethodFlag = Annotated[
-    str | None,
-    Option(
-        "--method",
-        help=f"Decoding method: {', '.join((AUTO_METHOD, *METHODS))}; or FILE.py:CLASS, your own.",
-        autocompletion=complete_method,
-    ),
-]
+def make_method_flag() -> Any:
+    names = ", ".join((AUTO_METHOD, *METHODS))
+    text = f"Decoding method: {names}; or FILE.py:CLASS, your own."
+    return Option("--method", help=text, autocompletion=complete_method)
+
+
+if TYPE_CHECKING:
+    MethodFlag = Method | None
+    MethodFieldFlag = Mapping[str, Any] | None
+else:
+    MethodFlag = Annotated[str | None, make_method_flag()]
+    """Annotation of a command's method."""
+    MethodFieldFlag = Annotated[str | None, make_method_flag()]
+    """Annotation of a method as it is sent to a server."""
 
 
 def add_method_flags(function: Callable[..., None], name: str | None) -> Callable[..., None]:
-    """Return a command that builds its `method` from `--method` and the flags of that method.
+    """Return a command that builds its `method` from `--method` and the flags of that method."""
+    kind = None
+    if name not in (None, AUTO_METHOD):
+        from outpace.methods.options import open_method
 
-    A command whose `method` is not a `Method` gets the method as sent to a server.
-    """
-    kind = None if name in (None, AUTO_METHOD) else open_method(name)
+        kind = open_method(name)
     flags = [method_parameter(kind, each) for each in list_options(kind).values()] if kind else []
     parameters = inspect.signature(function, eval_str=True).parameters
-    types = get_args(parameters["method"].annotation)
-    make: Callable[..., Any] = parse_method if Method in types else method_request
-    shared = [
-        p.replace(annotation=MethodFlag) if p.name == "method" else p for p in parameters.values()
-    ]
+    is_field = parameters["method"].annotation is MethodFieldFlag
+    make: Callable[..., Any] = method_request if is_field else parse_method
 
     def call_with_method(**arguments: Any) -> None:
         values = {p.name: arguments.pop(p.name) for p in flags}
@@ -135,7 +148,7 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
         method = None if method_name in (None, AUTO_METHOD) else make(method_name, texts)
         function(method=method, **arguments)
 
-    return wrap_command(call_with_method, function, [*shared, *flags])
+    return wrap_command(call_with_method, function, [*parameters.values(), *flags])
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from typer import Option
 
-from outpace.checkpoints.compress import compress_checkpoint
 from outpace.cli.draw import console
 from outpace.cli.flags import ModelArgument
 from outpace.cli.terminal import ProgressBars, exit_on_sigterm
@@ -26,6 +25,8 @@ def quantize(
     --quantize int8. A GGUF file becomes a folder that includes the tokenizer. A draft needs
     --target.
     """
+    from outpace.checkpoints.compress import compress_checkpoint
+
     with exit_on_sigterm(), ProgressBars() as shown:
         bar = shown.add_task(f"quantizing {model}", total=None)
 

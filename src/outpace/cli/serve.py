@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
+from outpace.cli.options import MethodFlag
 from outpace.cli.pull import fetch_model
 from outpace.errors import OptionError, install_extra
-from outpace.methods import Method
 from outpace.server.serve_options import ServeOptions
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def serve(
         str | None,
         Argument(help="Folder, GGUF file, hub name (ORG/REPO:QUANT), or embedded model."),
     ] = None,
-    method: Method | None = None,
+    method: MethodFlag = None,
     models: Annotated[
         list[str] | None, Option("--model", help="Model, as name=path or path; may be repeated.")
     ] = None,
@@ -131,6 +130,8 @@ def serve(
 
 def load_service(config: Config, engine: EngineHandle | None = None) -> Service:
     """Load all models and return their server."""
+    import torch
+
     from outpace.server.service import Service
 
     small = are_small(config.models)

@@ -17,9 +17,9 @@ from outpace.decoding.target import plural_noun, singular_noun
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.runner import Runner
 from outpace.errors import ContextError, OptionError
-from outpace.methods import METHODS, Lookup, Method
+from outpace.methods import AUTO_METHOD, METHODS, Lookup, Method
 from outpace.methods.copies import AnswerStore
-from outpace.methods.options import AUTO_METHOD, MethodSpec, make_method, resolve_method
+from outpace.methods.options import MethodSpec, make_method, resolve_method
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fit_draft_config
 

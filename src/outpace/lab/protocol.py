@@ -7,17 +7,16 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.api.options import Options
-from outpace.api.text import Prompt
-from outpace.decoding import Kind
 from outpace.field_types import check_at_least_one, check_names
 from outpace.jsonl import JsonRecord
-from outpace.lab.scoring import NEEDED, SCORERS
 from outpace.lab.tasks import TASKS
-from outpace.methods import Method
-from outpace.methods.options import find_method, method_from_options
+
+if TYPE_CHECKING:
+    from outpace.api.text import Prompt
+    from outpace.methods import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class Question:
 
     def judge_answer(self, answer: str) -> bool | None:
         """Return whether an answer is correct; None for questions without a rule."""
+        from outpace.lab.scoring import SCORERS
+
         return SCORERS[self.score](answer, self.reference)
 
 
@@ -94,6 +95,8 @@ class Setting:
     published: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
+        from outpace.lab.scoring import SCORERS
+
         if self.score not in SCORERS:
             raise ValueError(
                 f"score: unknown score {self.score!r}; choose from {', '.join(SCORERS)}"
@@ -109,6 +112,8 @@ class Setting:
         check_at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
 
     def build_method(self) -> Method | None:
+        from outpace.methods.options import find_method, method_from_options
+
         if self.method is None:
             return None
         options = dict(self.method)
@@ -116,6 +121,9 @@ class Setting:
 
     def request_options(self, overrides: Options) -> Options:
         """Return options of a request: those given, or else those of the paper."""
+        from outpace.decoding import Kind
+        from outpace.methods import Method
+
         chosen = {name: value for name, value in overrides.items() if value is not None}
         published = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
         defaults = Options(
@@ -138,6 +146,8 @@ class Setting:
             ValueError: If a file is missing or a line invalid.
             OSError: If the answers cannot be judged on this machine.
         """
+        from outpace.lab.scoring import NEEDED
+
         if self.template is None:
             raise ValueError(
                 f"{self.task} is a task of lm-evaluation-harness only: use --tasks {self.harness}"

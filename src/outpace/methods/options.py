@@ -19,9 +19,6 @@ from outpace.methods import METHODS, Method
 MethodSpec = Method | str | tuple[str, Mapping[str, Any]]
 """A method, its name or "auto", or its name and options."""
 
-AUTO_METHOD = "auto"
-"""Name that stands for the default method of a model."""
-
 
 def find_method(name: str) -> type[Method]:
     """Return the class of a method; raise `ValueError` for an unknown name."""

@@ -204,7 +204,8 @@ def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[
     """Yield the methods that suit a model and whose roles can be filled."""
     further = entry.further_models()
     model_kinds = {name: load_config(path).kind for name, path in further.items()}
-    methods = METHODS | {name: open_method(name) for name in [default, *(entry.methods or ())]}
+    named = {name: open_method(name) for name in [default, *(entry.methods or ())]}
+    methods = {**METHODS, **named}
     for name, method_type in methods.items():
         fits = config.kind in method_type.target_kinds and name in (entry.methods or methods)
         roles = {

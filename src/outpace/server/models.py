@@ -24,7 +24,8 @@ from outpace.engine.engine import Pacing
 from outpace.engine.pairing import MethodSelector, check_models, family_method
 from outpace.errors import OptionError, prefix_error
 from outpace.field_types import check_value
-from outpace.methods.options import AUTO_METHOD, method_name
+from outpace.methods import AUTO_METHOD
+from outpace.methods.options import method_name
 from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
 from outpace.server.http_error import HttpError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
 from typer import Argument, Option
@@ -24,27 +24,19 @@ from outpace.cli.flags import (
     TemperatureFlag,
 )
 from outpace.cli.terminal import ProgressBars
-from outpace.data.prompt_set import read_prompt_file
 from outpace.errors import OptionError
 from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_serve import format_number, parse_numbers
 from outpace.lab.commands.report import show_truncated
 from outpace.lab.commands.task_flags import TASK_FLAGS, TaskFlags
-from outpace.lab.compare import result_title
-from outpace.lab.entry import MethodEntry, parse_entries
 from outpace.lab.protocol import Question, Setting, find_setting
-from outpace.lab.run import resolve_options
-from outpace.lab.side import (
-    RequestLoad,
-    Side,
-    SideFigures,
-    alternate_turns,
-    check_rounds,
-    prompts_of_length,
-    summarise_sides,
-)
-from outpace.methods import Method
 from outpace.provenance import provenance_record
+
+if TYPE_CHECKING:
+    from outpace.lab.entry import MethodEntry
+    from outpace.lab.side import RequestLoad, Side, SideFigures
+    from outpace.methods import Method
+
 
 COUNTING_NOTE = (
     "output tokens of the answers, without prompts; each side first answered one warm-up batch"
@@ -80,6 +72,8 @@ class LoadGrid:
 
     def build_loads(self) -> list[RequestLoad]:
         """Return every combination; raises `OptionError` for a number below 1."""
+        from outpace.lab.side import RequestLoad
+
         batches = parse_counts(self.batch, "batch")
         lengths: list[int | None] = [None]
         if self.prompt_length is not None:
@@ -133,6 +127,9 @@ def benchmark_methods(
     Ratios are medians over the rounds, relative to the first entry under the same load; CPU time is
     compared if all run on a CPU.
     """
+    from outpace.lab.entry import parse_entries
+    from outpace.lab.side import check_rounds
+
     contest = [e for text in entries for e in parse_entries(text, load_flags.adapter)]
     batch = max(parse_counts(loads.batch, "batch"))
     if prompts is None:
@@ -160,6 +157,8 @@ def benchmark_methods(
 
 def repeat_prompts(path: Path, limit: int, least: int) -> list[Question]:
     """Return the first `limit` prompts of a file, all as often as `least` questions need."""
+    from outpace.data.prompt_set import read_prompt_file
+
     check_at_least_one(limit=limit)
     prompts = [Question(prompt, None, "none") for prompt in read_prompt_file(path)[:limit]]
     return prompts * max(-(-least // len(prompts)), 1)
@@ -177,6 +176,8 @@ def measure_sides(
 
     After Ctrl-C the figures are those of the complete rounds, if there is any.
     """
+    from outpace.lab.side import summarise_sides
+
     done, interrupted = run_rounds(sides, rounds, samples, warm_up=warm_up)
     if not done:
         raise KeyboardInterrupt
@@ -219,6 +220,9 @@ def build_sides(
 
     `paths` has the folders of models that are named otherwise in the entries.
     """
+    from outpace.lab.run import resolve_options
+    from outpace.lab.side import Side, prompts_of_length
+
     levels = loads.build_loads()
     loaded = [entry.with_models(paths) for entry in entries]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
@@ -255,6 +259,8 @@ def run_rounds(
     sides: Sequence[Side], rounds: int, samples: Path | None, *, warm_up: bool = True
 ) -> tuple[int, bool]:
     """Measure with a progress bar; returns the complete rounds, and whether Ctrl-C interrupted."""
+    from outpace.lab.side import alternate_turns
+
     whole = 0
     with ProgressBars() as shown:
         bar = shown.add_task("turns", total=rounds * len(sides))
@@ -331,6 +337,8 @@ def format_accuracy(result: SideFigures) -> str:
 
 
 def print_names(results: Sequence[SideFigures]) -> None:
+    from outpace.lab.compare import result_title
+
     for number, each in enumerate(results, 1):
         console.print(f"{number}  {result_title(each)}", soft_wrap=True)
 

@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import PROMPT_FILE_HELP, MaxTokensFlag, SeedFlag, TemperatureFlag
+from outpace.cli.options import MethodFieldFlag
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.provenance import provenance_record
@@ -73,7 +74,7 @@ WORKLOAD_FLAGS = WorkloadFlags()
 def benchmark_serve(
     url: Annotated[str, Argument(help="URL of an OpenAI-compatible server that streams.")],
     model: Annotated[str | None, Option(help="Model; required if the server has several.")] = None,
-    method: Mapping[str, Any] | None = None,
+    method: MethodFieldFlag = None,
     concurrency: Annotated[
         str | None,
         Option(

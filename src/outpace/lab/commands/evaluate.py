@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.api.codec import validate_text
-from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
 from outpace.cli.draw import console, replace_file, show_pieces
 from outpace.cli.flags import (
@@ -31,19 +29,20 @@ from outpace.cli.flags import (
     TemplateFlag,
     read_prompt,
 )
+from outpace.cli.options import MethodFlag
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_methods import check_complete, measure_sides
 from outpace.lab.commands.report import show_truncated
 from outpace.lab.commands.task_flags import TASK_FLAGS, TaskFlags
-from outpace.lab.entry import format_entry, parse_entries
 from outpace.lab.protocol import Question
-from outpace.lab.report import EvaluationReport
-from outpace.lab.run import evaluate, judgment_records, questions_of, resolve_options
-from outpace.lab.side import RequestLoad, Side
-from outpace.methods import Method
 from outpace.provenance import provenance_record
+
+if TYPE_CHECKING:
+    from outpace.api.llm import LLM
+    from outpace.lab.report import EvaluationReport
+    from outpace.lab.side import Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,7 @@ class HarnessFlags:
     ) -> tuple[dict[str, Any], EvaluationReport]:
         """Run the tasks; returns the harness's results, and the report of decoding."""
         from outpace.lab.harness import OutpaceHarness, request_key, run_tasks
+        from outpace.lab.report import EvaluationReport
 
         assert self.tasks is not None
         allowed = ("max_tokens", "seed", "temperature", "top_p")
@@ -155,6 +155,9 @@ def race(
     Without a prompt, the methods solve held-out story problems, and the table includes accuracy.
     The last column is the median over the turns of the speed relative to the first entry.
     """
+    from outpace.api.codec import validate_text
+    from outpace.lab.run import questions_of
+
     options = sampling.options() | stops.options() | PromptFlags(template=template).options()
     check_options(options)
     check_at_least_one(rounds=rounds)
@@ -178,6 +181,9 @@ def open_racers(
     entries: Sequence[str], load_flags: LoadFlags, questions: Sequence[Question], options: Options
 ) -> list[Side]:
     """Load the models of all entries; raises `ValueError` for a bad one before any runs."""
+    from outpace.lab.entry import parse_entries
+    from outpace.lab.side import RequestLoad, Side
+
     parsed = [each for text in entries for each in parse_entries(text, load_flags.adapter)]
     llms = load_flags.open_models((each.model, each.method) for each in parsed)
     task = "" if questions[0].reference is None else "story"
@@ -213,6 +219,8 @@ def run_evaluation(
     options: Options,
     samples: Path | None = None,
 ) -> EvaluationReport:
+    from outpace.lab.run import evaluate
+
     with ProgressBars() as shown:
         bar = shown.add_task(labels["task"], total=len(questions))
 
@@ -230,7 +238,7 @@ HARNESS_FLAGS = HarnessFlags()
 
 def evaluate_command(
     model: ModelArgument,
-    method: Method | None = None,
+    method: MethodFlag = None,
     task_flags: TaskFlags = TASK_FLAGS,
     limit: LimitFlag = 100,
     batch: BatchFlag = 1,
@@ -250,6 +258,9 @@ def evaluate_command(
     A protocol sets shots, template, lengths, sampling and method as in a paper; flags override it.
     With --json, all answers are written to a JSON-lines file next to the figures.
     """
+    from outpace.lab.entry import format_entry
+    from outpace.lab.run import resolve_options
+
     check_at_least_one(limit=limit)
     request = sampling.options() | stops.options()
     check_options(request)
@@ -307,6 +318,8 @@ def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings:
 
 def write_answers(path: Path | None, questions: list[Question], report: EvaluationReport) -> None:
     """Write each question with its answer, if there is a file."""
+    from outpace.lab.run import judgment_records
+
     if path is not None:
         lines = (json.dumps(line, default=str) for line in judgment_records(questions, report))
         path.write_text("".join(f"{line}\n" for line in lines))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 from typer import Argument, Option
 
 from outpace.cli.draw import console, replace_file
-from outpace.lab.compare import (
-    ResultRecord,
-    bootstrap_differences,
-    pareto_indices,
-    read_results,
-    result_title,
-)
+
+if TYPE_CHECKING:
+    from outpace.lab.compare import ResultRecord
 
 
 def report(
@@ -28,6 +24,8 @@ def report(
     A difference is significant if its 95 % interval (paired bootstrap over the questions) excludes
     zero.
     """
+    from outpace.lab.compare import read_results, result_title
+
     if png is not None:
         from outpace.lab.plots import draw_front
     with replace_file(png) as picture:
@@ -46,6 +44,8 @@ def report(
 
 def comparison_table(results: Sequence[ResultRecord]) -> Table:
     """Build a table with a line per run; a star marks the Pareto front."""
+    from outpace.lab.compare import pareto_indices
+
     table = Table(header_style="bold")
     for name in COMPARISON_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -84,6 +84,8 @@ def result_cells(result: ResultRecord) -> list[str]:
 
 def differences_table(results: Sequence[ResultRecord]) -> Table:
     """Build a table of differences from the first run; raises `ValueError` if questions differ."""
+    from outpace.lab.compare import bootstrap_differences
+
     first, *others = results
     table = Table(title="against run 1", header_style="bold")
     for name in ("run", "figure", "difference", "95 %", "p"):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
 from typer import Argument, Option
@@ -18,7 +18,6 @@ from outpace.api.options import RequestOptions
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import LOAD_FLAGS, LoadFlags
 from outpace.cli.training import run_training
-from outpace.engine.stats import available_bytes, release_memory
 from outpace.errors import OptionError
 from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_methods import (
@@ -29,36 +28,16 @@ from outpace.lab.commands.benchmark_methods import (
     run_rounds,
 )
 from outpace.lab.commands.task_flags import TaskFlags
-from outpace.lab.entry import MethodEntry
-from outpace.lab.likelihood import score_answers
 from outpace.lab.protocol import Question
-from outpace.lab.reproduce.figure import (
-    PAPERS,
-    TRAINED,
-    Figure,
-    Scale,
-    data_files,
-    figure_names,
-    find,
-    find_at,
-    given_models,
-    model_paths,
-    needed,
-    shot_files,
-)
-from outpace.lab.reproduce.memory import (
-    CACHE_GIB,
-    QUANTIZED_BYTES,
-    fit_entries,
-    gib_of,
-    group_entries,
-)
-from outpace.lab.reproduce.page import page
-from outpace.lab.reproduce.verdict import Verdict, holding, judge, judge_texts, published
-from outpace.lab.side import Side, SideFigures, check_rounds, summarise_sides
-from outpace.methods import Autoregressive
-from outpace.models.device import resolve_device, resolve_dtype
+from outpace.lab.reproduce.figure import figure_names
 from outpace.provenance import provenance_record
+
+if TYPE_CHECKING:
+    from outpace.lab.entry import MethodEntry
+    from outpace.lab.reproduce.figure import Figure, Scale
+    from outpace.lab.reproduce.verdict import Verdict
+    from outpace.lab.side import Side, SideFigures
+
 
 PAGE = "figures.md"
 """File with all figures of a folder."""
@@ -121,6 +100,16 @@ def reproduce(
     Prints the expected cost first, trains the models that are not published, and then lists which
     of the paper's claims hold. Models that do not fit into memory together are measured in turn.
     """
+    from outpace.lab.reproduce.figure import (
+        PAPERS,
+        data_files,
+        find_at,
+        given_models,
+        model_paths,
+        shot_files,
+    )
+    from outpace.lab.reproduce.page import page
+
     if list_all:
         console.print(costs_of(PAPERS if figure is None else [figure]))
         return
@@ -166,6 +155,8 @@ def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
 
 def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: str | None) -> Part:
     """Load the questions of a part; `ValueError` for an invalid file, or too few questions."""
+    from outpace.lab.side import check_rounds
+
     asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=file, shots=shots)
     questions = asking.load_questions(plan.limit)
     check_rounds(len(questions), plan.rounds, max(plan.batch))
@@ -175,6 +166,7 @@ def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: 
 def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
     """Measure a part, judge its claims, and write figures and picture."""
     from outpace.lab.plots import draw_figure
+    from outpace.lab.reproduce.figure import needed
 
     figure, plan, name = part.figure, part.plan, part.name
     with replace_file(out / f"{name}.json") as file, replace_file(out / f"{name}.png") as picture:
@@ -200,6 +192,8 @@ def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
 
 
 def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
+    from outpace.lab.reproduce.verdict import judge, judge_texts, published
+
     figure, plan = part.figure, part.plan
     lines = by_line(plan, found)
     verdicts = [
@@ -216,6 +210,8 @@ def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
 
 def needs(figure: Figure, plan: Scale, scale: str) -> str:
     """Return the expected cost of a figure in one line."""
+    from outpace.lab.reproduce.figure import needed
+
     entries = plan.every
     models = dict.fromkeys(name for entry in entries for name in entry.model_names)
     text = (
@@ -232,6 +228,8 @@ def needs(figure: Figure, plan: Scale, scale: str) -> str:
 
 def memory_of(plan: Scale) -> str:
     """Return the GiB of all models together and of the largest; empty without known sizes."""
+    from outpace.lab.reproduce.memory import gib_of, group_entries
+
     most = max(map(gib_of, group_entries(plan.every)))
     return f"{gib_of(plan.every):.0f} GiB ({most:.0f} in turn)" if most else ""
 
@@ -246,6 +244,8 @@ def time_of(figure: Figure, plan: Scale, scale: str) -> str:
 
 def costs_of(names: Iterable[str]) -> Table:
     """Return a table of figures with the costs of each scale."""
+    from outpace.lab.reproduce.figure import find
+
     table = Table(header_style="bold")
     for column in ("figure", "scale", "settings", "problems", "time", "memory"):
         table.add_column(column, no_wrap=column == "figure", overflow="fold")
@@ -259,6 +259,10 @@ def costs_of(names: Iterable[str]) -> Table:
 
 def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[list[MethodEntry]]:
     """Return the entries by parts that fit into memory; `OptionError` if one does not."""
+    from outpace.engine.stats import available_bytes
+    from outpace.lab.reproduce.memory import CACHE_GIB, QUANTIZED_BYTES, fit_entries
+    from outpace.models.device import resolve_device, resolve_dtype
+
     device = resolve_device(loading.device)
     free = available_bytes(device)
     number_bytes = QUANTIZED_BYTES.get(
@@ -274,6 +278,8 @@ def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[
 
 def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
     """Train models, resuming earlier runs, and return the folders of their exports."""
+    from outpace.lab.reproduce.figure import TRAINED
+
     exports = {}
     for name, words in models.items():
         out = folder / name.removeprefix(TRAINED)
@@ -289,6 +295,12 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
 
     No figure reads the samples of another: only what took turns on a machine can be compared.
     """
+    from outpace.engine.stats import release_memory
+    from outpace.lab.reproduce.figure import needed
+    from outpace.lab.reproduce.memory import CACHE_GIB
+    from outpace.lab.side import summarise_sides
+    from outpace.methods import Autoregressive
+
     plan, entries, samples = part.plan, part.plan.every, out / "samples" / part.name
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = LoadGrid(max_tokens=most, temperature=plan.temperature)
@@ -332,6 +344,10 @@ def add_likelihoods(
     part: Part, sides: Sequence[Side], found: Sequence[SideFigures], loading: LoadFlags
 ) -> None:
     """Add the log-likelihood per token of each side's answers by the judge of the scale."""
+    from outpace.lab.entry import MethodEntry
+    from outpace.lab.likelihood import score_answers
+    from outpace.methods import Autoregressive
+
     assert part.plan.judge is not None
     entry = MethodEntry(model=part.plan.judge, method=Autoregressive(), line="judge")
     asking, setting = part.asking, part.asking.load_setting()
@@ -358,6 +374,8 @@ def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]
 
 
 def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:
+    from outpace.lab.reproduce.verdict import holding
+
     print_names(found)
     console.print(results_table(found))
     table = Table(title=part.name, header_style="bold")

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.cli.options import format_value
 from outpace.errors import OptionError
-from outpace.lab.entry import MethodEntry, expand_entries
 from outpace.lab.protocol import Setting, find_setting, load_settings
 from outpace.lab.tasks import TASKS
-from outpace.methods import Method
-from outpace.methods.options import find_method, method_from_options
+
+if TYPE_CHECKING:
+    from outpace.lab.entry import MethodEntry
+    from outpace.methods import Method
+
 
 DATA_FOLDER = Path(__file__).parent
 FOLDER = DATA_FOLDER / "papers"
@@ -143,6 +145,9 @@ class Scale:
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     """Yield the entries of a line."""
+    from outpace.lab.entry import expand_entries
+    from outpace.methods.options import find_method
+
     options = dict(line)
     model, method = options.pop("model"), find_method(options.pop("method"))
     adapter, task, protocol = (options.pop(key, None) for key in ("adapter", "task", "protocol"))
@@ -177,6 +182,8 @@ def sweep_together(
     entry: MethodEntry, method: type[Method], options: Options, changes: Sequence[Options]
 ) -> Iterator[MethodEntry]:
     """Yield an entry for each set of values of several options."""
+    from outpace.methods.options import method_from_options
+
     for change in changes:
         setting = " ".join(f"{name}={format_value(value)}" for name, value in change.items())
         changed = method_from_options(method, {**options, **change})
