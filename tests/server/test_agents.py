@@ -1,4 +1,4 @@
-"""Coding agents: requests that they sent, and the agents themselves on a scripted model."""
+"""Clients: requests that they sent, and coding agents themselves on a scripted model."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def scripted_service(calls: list[tuple[str, dict[str, Any]]]) -> Service:
         Config(models={"m": entry}, server=Settings(port=0)),
         describe_models({"m": entry}),
     )
-    texts = {"m": load_text(entry, infos["m"])}
+    texts = {"m": load_text("m", entry)}
     return Service.from_client(config, ScriptedEngine(calls), infos, texts)
 
 
