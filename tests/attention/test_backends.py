@@ -16,12 +16,12 @@ from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, compiled, paged
 from outpace.attention.batch import AttentionBatch
+from outpace.attention.bounds import latest_bits, page_tables, row_bounds
 from outpace.attention.by_shape import ShapedAttention, backend_by_shape
 from outpace.attention.choice import BACKEND_NAMES, select_backend
 from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
 from outpace.attention.dense import DenseAttention
-from outpace.attention.paged import PagedAttention
-from outpace.attention.plan import RowTiles, WorkGrid, latest_bits, page_tables, row_bounds
+from outpace.attention.paged import PagedAttention, RowMerges, WorkGrid, WorkItems
 from outpace.decoding import Sampling
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE_SIZE
@@ -202,20 +202,22 @@ def test_every_slot_is_read_once(window: AttentionWindow, split: bool, trees: bo
     spans = spans_of([*PLAIN, *TREES] if trees else PLAIN, 144)
     grid = WorkGrid(rows=4, step=32, page=PAGE_SIZE, programs=64, kv_heads=2)
     seen = row_bounds(spans, window)
-    tiles = RowTiles.from_spans(spans, page_tables(spans, PAGE_SIZE)[1], seen, grid)
-    items, merges = tiles.work_items(grid)
+    tiles = grid.tile_rows(spans, page_tables(spans, PAGE_SIZE)[1], seen)
+    items, merges = ([*zip(*each, strict=True)] for each in grid.split_tiles(tiles))
     low, stop, *_ = seen
     last = np.maximum(stop, seen[4] + 1) if trees else stop
     for row in range(len(stop)):
-        own = [i for i in items.tolist() if i[0] <= row < i[0] + i[1]]
-        assert own[0][3] <= low[row] and own[-1][6] >= last[row]
-        assert all(a[6] == b[3] for a, b in zip(own, own[1:], strict=False))
-        for _, _, _, begin, clear, unclear, end, _ in own:
-            assert begin <= clear <= unclear <= end
-            assert clear == unclear or (low[row] <= clear and unclear <= stop[row])
-        merged = merges[merges[:, 0] == row].tolist()
-        assert merged == ([[row, own[0][7] + row - own[0][0], 4, len(own)]] if own[1:] else [])
-    assert {part < 0 for *_, part in items.tolist()} == {True, not split}
+        own = [i for i in map(WorkItems._make, items) if 0 <= row - i.first_row < i.num_rows]
+        assert own[0].begin <= low[row] and own[-1].end >= last[row]
+        assert all(a.end == b.begin for a, b in zip(own, own[1:], strict=False))
+        for each in own:
+            assert each.begin <= each.full_begin <= each.full_end <= each.end
+            is_masked = each.full_begin == each.full_end
+            assert is_masked or (low[row] <= each.full_begin and each.full_end <= stop[row])
+        first_part = own[0].part + row - own[0].first_row
+        wanted = [RowMerges(row, first_part, grid.rows, len(own))] if own[1:] else []
+        assert [merge for merge in merges if merge[0] == row] == wanted
+    assert {WorkItems(*item).part < 0 for item in items} == {True, not split}
     assert [latest_bits(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]
 
 
@@ -271,6 +273,15 @@ def choose(
     """Create a back end over a small cache."""
     keys = [torch.zeros(64, 2, dim, dtype=dtype)]
     return select_backend(name, keys, keys, 4, (), page=page, double=double)
+
+
+def test_a_device_without_a_figure_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [torch.zeros(64, 2, 16, device="meta")]
+    choice.warn_unproven_device.cache_clear()
+    for _ in range(2):
+        choose("dense")
+        select_backend("dense", keys, keys, 4, (), page=PAGE_SIZE, double=False)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @needs_loop

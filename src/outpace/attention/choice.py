@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -72,6 +73,7 @@ def select_backend(
     """
     like = keys[0]
     check_backend(attention, like.device)
+    warn_unproven_device(like.device.type)
     dense = DenseAttention(keys, values, heads, attention_windows, double=double)
     where = f"attention on {like.device.type} in {str(like.dtype).removeprefix('torch.')}"
     usual = "triton" if like.device.type == "cuda" else "compiled"
@@ -98,6 +100,16 @@ def select_backend(
         *(where, wanted, reason),
     )
     return dense
+
+
+@cache  # one line for all models of a process
+def warn_unproven_device(kind: str) -> None:
+    if kind != "cpu":
+        LOG.warning(
+            "device %s: this code has never run on a GPU; its kernels equal the reference in "
+            "Triton's interpreter on a CPU. Compare answers with those of device cpu",
+            kind,
+        )
 
 
 def build_backend(name: str, dense: DenseAttention, page: int, pad_work: bool) -> Backend:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.bounds import PlanArray, page_tables, row_bounds
 from outpace.attention.dense import DenseAttention
-from outpace.attention.plan import PlanArray, page_tables, row_bounds
 from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
 from outpace.kernels.tiles import check_vector, describe_tensor
 from outpace.models.attention import Attend

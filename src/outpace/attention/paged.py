@@ -1,6 +1,7 @@
 """Attention over cached slots by a Triton kernel, one launch per layer for all rows of a pass.
 
-Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S cache slots.
+Shapes: T rows of all sequences, H heads, K key/value heads, D head size, S cache slots; n work
+items, m rows whose items are merged.
 """
 
 from __future__ import annotations
@@ -8,24 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.bounds import PlanArray, page_tables, row_bounds
 from outpace.attention.dense import DenseAttention
-from outpace.attention.plan import (
-    EMPTY_ITEM,
-    EMPTY_MERGE,
-    PlanArray,
-    RowTiles,
-    WorkGrid,
-    pad_pages,
-    pad_rows,
-    page_tables,
-    row_bounds,
-)
 from outpace.kernels import attend
 from outpace.models.attention import Attend
 
@@ -43,6 +36,12 @@ ITEMS_PER_PROCESSOR = 2
 
 MERGE_PARTS = 16
 """Partial results merged per step."""
+
+MIN_ITEM_SLOTS = 128
+"""Slots below which an item is too short to be worth its launch."""
+
+MIN_PADDED_PAGES = 1024
+"""Minimum length of padded page tables."""
 
 is_interpreted = not isinstance(attend.attend, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on a CPU."""
@@ -63,6 +62,136 @@ def paged_unfit_reason(keys: Tensor, page: int, double: bool) -> str | None:
             f"pages of {page}"
         )
     return None
+
+
+class WorkItems(NamedTuple):
+    """Neighbouring rows of a sequence over some of its slots; `i64[n]` each.
+
+    An item reads the slots from `begin` to `end`, without a mask from `full_begin` to `full_end`,
+    since all of its rows see these. `kernels/attend.py` names the columns in this order.
+    """
+
+    first_row: PlanArray
+    """First row in the batch."""
+    num_rows: PlanArray
+    table: PlanArray
+    """Start of the sequence's page table among all tables."""
+    begin: PlanArray
+    full_begin: PlanArray
+    full_end: PlanArray
+    end: PlanArray
+    part: PlanArray
+    """Partial result of the first row; -1 if the item reads all slots that its rows see."""
+
+
+class RowMerges(NamedTuple):
+    """Rows of several items, whose partial results are added up; `i64[m]` each."""
+
+    row: PlanArray
+    first_part: PlanArray
+    stride: PlanArray
+    """Distance of its partial results."""
+    num_parts: PlanArray
+
+
+@dataclass(frozen=True, slots=True)
+class WorkGrid:
+    """Parameters for dividing work."""
+
+    rows: int
+    """Maximum rows of an item."""
+    step: int
+    """Slots that an item reads per step, a multiple of the page size."""
+    page: int
+    """Slots per page."""
+    programs: int
+    """Number of items times key/value heads that keeps the device busy."""
+    kv_heads: int
+    """Number of key/value heads; each processes all items."""
+
+    def tile_rows(self, spans: Sequence[RowSpan], tables: PlanArray, seen: PlanArray) -> WorkItems:
+        """Return items of at most `rows` rows, which read all slots that these see.
+
+        Args:
+            spans: Rows of all sequences.
+            tables: Start of the page table of each sequence.
+            seen: Visible bounds of each row, from `row_bounds`.
+        """
+        counts = np.array([len(span) for span in spans])
+        each = -(-counts // self.rows)
+        offset = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+        counts, begins = np.repeat(counts, each), np.array([span.rows.start for span in spans])
+        first = np.repeat(begins, each) + offset * self.rows
+        low, stop, step = seen[0], seen[1], self.step
+        # A row of a tree sees no slot after its last one.
+        last = stop if len(seen) == 2 else np.maximum(stop, seen[4] + 1)
+        return WorkItems(
+            first_row=first,
+            num_rows=np.minimum(self.rows, counts - offset * self.rows),
+            table=np.repeat(tables, each),
+            begin=np.minimum.reduceat(low, first) // step * step,
+            full_begin=-(-np.maximum.reduceat(low, first) // step) * step,
+            full_end=np.minimum.reduceat(stop, first) // step * step,
+            end=np.maximum.reduceat(last, first),
+            part=np.full_like(first, -1),
+        )
+
+    def split_tiles(self, tiles: WorkItems) -> tuple[WorkItems, RowMerges]:
+        """Return items of about equal length that read the slots of `tiles`, and their merges."""
+        seen = tiles.end - tiles.begin
+        share = -(-int(seen.sum()) * self.kv_heads // self.programs)
+        length = -(-max(share, MIN_ITEM_SLOTS) // self.step) * self.step
+        pieces = np.maximum(-(-seen // length), 1)
+        tile = np.repeat(np.arange(len(pieces)), pieces)
+        number = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        own = WorkItems(*(column[tile] for column in tiles))
+        begin = own.begin + number * length
+        end = np.minimum(begin + length, own.end)
+        full_begin = np.clip(own.full_begin, begin, end)
+        items = own._replace(
+            begin=begin,
+            full_begin=full_begin,
+            full_end=np.clip(own.full_end, full_begin, end),
+            end=end,
+            part=np.where(pieces[tile] > 1, np.arange(len(tile)) * self.rows, -1),
+        )
+        return items, self.merge_rows(tiles, pieces)
+
+    def merge_rows(self, tiles: WorkItems, pieces: PlanArray) -> RowMerges:
+        """Return the rows of tiles that are split into several `pieces`."""
+        several = np.flatnonzero(pieces > 1)
+        counts = tiles.num_rows[several]
+        tile = np.repeat(several, counts)
+        offset = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first_part = (np.cumsum(pieces) - pieces)[tile] * self.rows + offset
+        return RowMerges(
+            row=tiles.first_row[tile] + offset,
+            first_part=first_part,
+            stride=np.full_like(first_part, self.rows),
+            num_parts=pieces[tile],
+        )
+
+
+def pack_columns(columns: Sequence[PlanArray], *, pad: bool) -> PlanArray:
+    """Return columns as rows, with `pad` up to a power of two of them.
+
+    The rows added are zeros, for which the kernel does nothing. No rows stay none.
+    """
+    rows = np.stack(columns, 1)
+    return pad_zeros(rows, next_power_of_two(len(rows))) if pad and len(rows) else rows
+
+
+def pad_pages(pages: PlanArray) -> PlanArray:
+    """Pad page tables with zeros up to a power of two."""
+    return pad_zeros(pages, max(MIN_PADDED_PAGES, next_power_of_two(len(pages))))
+
+
+def pad_zeros(array: PlanArray, count: int) -> PlanArray:
+    return np.pad(array, [(0, count - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+
+def next_power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 class PagedAttention:
@@ -92,10 +221,16 @@ class PagedAttention:
     def work_grid(self, spans: Sequence[RowSpan]) -> WorkGrid:
         """Return the grid for tiles as large as the longest forward needs."""
         group, dtype = self.heads // self.kv_heads, self.keys[0].dtype
-        wanted = triton.next_power_of_2(max(map(len, spans)) * group)
-        lanes = max(16, triton.next_power_of_2(group), min(wanted, MAX_TILE_LANES[dtype]))
+        wanted = next_power_of_two(max(map(len, spans)) * group)
+        lanes = max(16, next_power_of_two(group), min(wanted, MAX_TILE_LANES[dtype]))
         programs = ITEMS_PER_PROCESSOR * self.processors
-        return WorkGrid(lanes // group, STEP_SLOTS[dtype], self.page, programs, self.kv_heads)
+        return WorkGrid(
+            rows=lanes // group,
+            step=STEP_SLOTS[dtype],
+            page=self.page,
+            programs=programs,
+            kv_heads=self.kv_heads,
+        )
 
     @property
     def num_arrays(self) -> int:
@@ -108,10 +243,8 @@ class PagedAttention:
         wanted = [pad_pages(pages) if self.pad_work else pages]
         for layer_window in self.distinct_windows:
             seen = row_bounds(spans, layer_window)
-            items, merges = RowTiles.from_spans(spans, begins, seen, grid).work_items(grid)
-            if self.pad_work:
-                items, merges = pad_rows(items, EMPTY_ITEM), pad_rows(merges, EMPTY_MERGE)
-            wanted += [seen, items, merges]
+            work = grid.split_tiles(grid.tile_rows(spans, begins, seen))
+            wanted += [seen, *(pack_columns(each, pad=self.pad_work) for each in work)]
         return [each.ravel() for each in wanted]
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
@@ -145,13 +278,13 @@ class LayerLaunch:
     bounds: Tensor
     """First visible slot and visible end of each row, `i64[2 * T]`; `i64[5 * T]` with trees."""
     items: Tensor
-    """`i64[8 * n]`, see `plan.RowTiles`."""
+    """Rows of `WorkItems`, flat."""
     merges: Tensor
-    """`i64[4 * m]`, see `plan.RowTiles`."""
+    """Rows of `RowMerges`, flat."""
     sums: Tensor
     """Partial results of split rows."""
     tops: Tensor
-    """Logarithms of the weights of these partial results."""
+    """Logarithms of the weights of the partial results."""
 
     @classmethod
     def allocate(
@@ -164,7 +297,7 @@ class LayerLaunch:
         merges: Tensor,
     ) -> LayerLaunch:
         """Allocate the partial results once, for all layers."""
-        parts = len(items) // 8 * grid.rows if len(merges) else 0
+        parts = len(items) // len(WorkItems._fields) * grid.rows if len(merges) else 0
         tops = torch.empty(parts, of.heads, dtype=torch.float32, device=pages.device)
         sums = tops.new_empty(parts, of.heads, of.size)
         return cls(grid, pages, bounds, items, merges, sums, tops)
@@ -173,42 +306,39 @@ class LayerLaunch:
         """Attend with all rows `q [T, H, D]` and optional `sinks [H]`."""
         heads, size = q.shape[1:]
         group = heads // self.grid.kv_heads
-        lanes = triton.next_power_of_2(self.grid.rows * group)
-        width = max(16, triton.next_power_of_2(size))
+        lanes = next_power_of_two(self.grid.rows * group)
         q = q if q.stride(-1) == 1 else q.contiguous()
         out = q.new_empty(q.shape)
-        attend.attend[len(self.items) // 8, self.grid.kv_heads](
-            *(q, keys, values, out, self.sums, self.tops, sinks),
-            *(self.pages, self.bounds, self.items),
-            len(q),
-            math.log2(math.e) / math.sqrt(size),
-            *(q.stride(0), q.stride(1), keys.stride(0), keys.stride(1)),
+        results = {"out": out, "sums": self.sums, "tops": self.tops, "sinks": sinks}
+        sizes = {"SIZE": size, "WIDTH": max(16, next_power_of_two(size))}
+        attend.attend[len(self.items) // len(WorkItems._fields), self.grid.kv_heads](
+            q=q,
+            keys=keys,
+            values=values,
+            **results,
+            tables=self.pages,
+            bounds=self.bounds,
+            items=self.items,
+            rows=len(q),
+            scale=math.log2(math.e) / math.sqrt(size),
+            q_row=q.stride(0),
+            q_head=q.stride(1),
+            slot_stride=keys.stride(0),
+            head_stride=keys.stride(1),
             GROUP=group,
             M=lanes,
             N=self.grid.step,
             PAGE=self.grid.page,
-            SIZE=size,
-            WIDTH=width,
+            **sizes,
             UPCAST=is_interpreted and q.dtype == torch.bfloat16,
             TREES=len(self.bounds) > 2 * len(q),
             num_warps=8 if lanes > 64 else 4,
         )
         if len(self.merges):
-            self.merge_parts(out, sinks, width)
+            # Interpreted programs are slow, so the interpreter merges all heads in one.
+            block = next_power_of_two(heads) if is_interpreted else 1
+            rows = len(self.merges) // len(RowMerges._fields)
+            attend.merge[rows, triton.cdiv(heads, block)](
+                **results, merges=self.merges, HEADS=heads, BLOCK=block, PARTS=MERGE_PARTS, **sizes
+            )
         return out
-
-    def merge_parts(self, out: Tensor, sinks: Tensor | None, width: int) -> None:
-        """Add up the partial results of rows.
-
-        Interpreted programs are slow, so the interpreter merges all heads in one.
-        """
-        heads, size = out.shape[1:]
-        block = triton.next_power_of_2(heads) if is_interpreted else 1
-        attend.merge[len(self.merges) // 4, triton.cdiv(heads, block)](
-            *(out, self.sums, self.tops, sinks, self.merges),
-            HEADS=heads,
-            BLOCK=block,
-            PARTS=MERGE_PARTS,
-            SIZE=size,
-            WIDTH=width,
-        )

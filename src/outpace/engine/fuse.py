@@ -78,11 +78,7 @@ def finish_rows(block: Block, x: Tensor, attended: Tensor) -> Tensor:
 
 
 def compile_layers(model: Stack) -> None:
-    """Replace the layers of a model by compiled ones; layers of one kind share their code.
-
-    Raises:
-        ValueError: the model has layers that wait for the host.
-    """
+    """Replace the layers of a model by compiled ones; layers of one kind share their code."""
     if model.config.delta is not None:
         raise OptionError("compile", True, "cannot fuse gated delta layers: omit compile")
     if model.config.is_uneven:

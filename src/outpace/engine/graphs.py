@@ -73,11 +73,7 @@ class CudaGraphRecorder:
 
 
 def make_recorder(graphs: bool, device: torch.device, processes: int) -> PassRecorder | None:
-    """Return a recorder of passes on a device; None where graphs are off.
-
-    Raises:
-        ValueError: graphs are not available here.
-    """
+    """Return a recorder of passes on a device; None where graphs are off."""
     check_graphs(graphs, device, processes)
     return CudaGraphRecorder() if graphs else None
 
@@ -91,17 +87,14 @@ def check_graphs(graphs: bool, device: torch.device, processes: int) -> None:
 
 @dataclass(slots=True)
 class Graph:
-    """A recorded pass.
-
-    Attributes:
-        inputs: its integer tensors, in the order of `batch_arrays`.
-        replay: runs the pass over them.
-        states: results of the last replay.
-    """
+    """A recorded pass."""
 
     inputs: list[Tensor]
+    """Its integer tensors, in the order of `batch_arrays`."""
     replay: Callable[[], None]
+    """Runs the pass over the inputs."""
     states: HiddenStates
+    """Results of the last replay."""
 
     def replay_with(self, given: Sequence[Tensor]) -> HiddenStates:
         """Replay the pass over other inputs; results are valid until the next replay."""
@@ -111,11 +104,7 @@ class Graph:
 
 
 class GraphCache:
-    """Recorded passes of one model; a new shape is recorded when it first runs.
-
-    Raises:
-        ValueError: passes of the model cannot be recorded.
-    """
+    """Recorded passes of one model; a new shape is recorded when it first runs."""
 
     def __init__(
         self, model: Stack, backend: Backend, spare: PageTable, record: PassRecorder
@@ -182,7 +171,6 @@ class GraphCache:
 
 
 def has_only_ids(forward: ScheduledForward) -> bool:
-    """Return whether a forward has neither context nor features."""
     return forward.context is None and forward.features is None
 
 

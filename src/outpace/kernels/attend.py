@@ -15,15 +15,29 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
+FIRST_ROW, NUM_ROWS, TABLE, BEGIN, FULL_BEGIN, FULL_END, END, PART = map(tl.constexpr, range(8))
+ITEM_COLUMNS = tl.constexpr(8)
+"""Columns of the work items, `WorkItems` in `attention/paged.py`."""
+
+ROW, FIRST_PART, STRIDE, NUM_PARTS = map(tl.constexpr, range(4))
+MERGE_COLUMNS = tl.constexpr(4)
+"""Columns of the merges, `RowMerges` in `attention/paged.py`."""
+
 
 @triton.jit
 def accumulate_slots(
-    top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
-    own_slot, begin, end, scale, slot_stride, N: tl.constexpr, PAGE: tl.constexpr,
+    sums, query, cache, bounds, begin, end, scale, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
     TREES: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate the slots `begin` to `end` for all lanes; `MASKED` unless all lanes see them."""
+    """Accumulate the slots `begin` to `end` for all lanes; `MASKED` unless all lanes see them.
+
+    `sums` are the largest score of each lane, its total weight, and its sum of weighted values;
+    `cache` has keys, values, page table and stride of slots; `bounds` are those of `attend`.
+    """
+    top, total, acc = sums
+    keys, values, table, slot_stride = cache
+    low, visible_end, root_slot, ancestors, own_slot = bounds
     dims = tl.arange(0, WIDTH)
     for start in range(begin, end, N):
         slots = start + tl.arange(0, N)
@@ -71,19 +85,20 @@ def attend(
     GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, UPCAST: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
-    """Compute one work item of `RowTiles.work_items`: the rows of a tile over some of their slots.
+    """Compute a work item: some rows of a sequence over some of their slots.
 
     The grid is items times key heads. Lanes are rows times the heads that share the key head, so
-    keys are read once for all of them. An item that covers its whole tile writes `out [T, H, D]`.
-    Any other writes a part: `sums f32[parts, H, D]`, and the logarithm of its total weight,
+    keys are read once for all of them. An item that covers all slots of its rows writes `out [T, H,
+    D]`. Any other writes a part: `sums f32[parts, H, D]`, and the logarithm of its total weight,
     `tops f32[parts, H]`. `bounds` has the lowest visible slot of each of the `rows`, then the ends
     of their visible ranges; with `TREES` also root slots, ancestor masks, and the rows' own slots.
     """
-    item, group = items + tl.program_id(0) * 8, tl.program_id(1)
-    first, count = tl.load(item), tl.load(item + 1)
-    table, part = tables + tl.load(item + 2), tl.load(item + 7)
-    begin, clear = tl.load(item + 3).to(tl.int32), tl.load(item + 4).to(tl.int32)
-    unclear, end = tl.load(item + 5).to(tl.int32), tl.load(item + 6).to(tl.int32)
+    item, group = items + tl.program_id(0) * ITEM_COLUMNS, tl.program_id(1)
+    first, count = tl.load(item + FIRST_ROW), tl.load(item + NUM_ROWS)
+    table, part = tables + tl.load(item + TABLE), tl.load(item + PART)
+    begin, end = tl.load(item + BEGIN).to(tl.int32), tl.load(item + END).to(tl.int32)
+    full_begin = tl.load(item + FULL_BEGIN).to(tl.int32)
+    full_end = tl.load(item + FULL_END).to(tl.int32)
     lanes, dims = tl.arange(0, M), tl.arange(0, WIDTH)
     row, head = first + lanes // GROUP, group * GROUP + lanes % GROUP
     real = lanes < count * GROUP
@@ -104,22 +119,25 @@ def attend(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
+    sums_of_lanes = (top, total, acc)
+    cache = (keys, values, table, slot_stride)
+    seen = (low, visible_end, root_slot, ancestors, own_slot)
     # Only the first and last slots need a mask.
-    top, total, acc = accumulate_slots(
-        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
-        own_slot, begin, clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
+    sums_of_lanes = accumulate_slots(
+        sums_of_lanes, query, cache, seen, begin, full_begin, scale, N, PAGE, SIZE, WIDTH,
+        MASKED=True, UPCAST=UPCAST, TREES=TREES,
     )  # fmt: skip
-    top, total, acc = accumulate_slots(
-        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
-        own_slot, clear, unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
+    sums_of_lanes = accumulate_slots(
+        sums_of_lanes, query, cache, seen, full_begin, full_end, scale, N, PAGE, SIZE, WIDTH,
+        MASKED=False, UPCAST=UPCAST, TREES=TREES,
     )  # fmt: skip
-    top, total, acc = accumulate_slots(
-        top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
-        own_slot, unclear, end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
+    sums_of_lanes = accumulate_slots(
+        sums_of_lanes, query, cache, seen, full_end, end, scale, N, PAGE, SIZE, WIDTH,
+        MASKED=True, UPCAST=UPCAST, TREES=TREES,
     )  # fmt: skip
     store_result(
-        out, sums, tops, sinks, top, total, acc, row, head, part + lanes // GROUP, real, whole,
-        part < 0, tl.num_programs(1) * GROUP, SIZE, WIDTH,
+        out, sums, tops, sinks, sums_of_lanes, row, head, part + lanes // GROUP, real, whole,
+        alone=part < 0, heads=tl.num_programs(1) * GROUP, SIZE=SIZE, WIDTH=WIDTH,
     )  # fmt: skip
 
 
@@ -134,10 +152,11 @@ def apply_sink(top, total, acc, sink):
 
 @triton.jit
 def store_result(
-    out, sums, tops, sinks, top, total, acc, row, head, part, real, whole, alone, heads,
+    out, sums, tops, sinks, sums_of_lanes, row, head, part, real, whole, alone, heads,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Store the results of the `real` lanes, or their partial sums unless `alone`."""
+    top, total, acc = sums_of_lanes
     dims = tl.arange(0, WIDTH)
     if sinks is not None:  # for partial sums, the merge applies it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
@@ -161,13 +180,11 @@ def merge(
 ):  # fmt: skip
     """Merge the parts of a row for `BLOCK` of its heads, `PARTS` parts at a time.
 
-    The grid is merges times blocks of heads. A merge has four integers: row, first part, stride
-    between parts, and number of parts, which is 0 for padding of the grid.
+    The grid is merges times blocks of heads. A merge without parts is padding of the grid.
     """
-    row = tl.load(merges + tl.program_id(0) * 4)
-    first = tl.load(merges + tl.program_id(0) * 4 + 1)
-    step = tl.load(merges + tl.program_id(0) * 4 + 2)
-    count = tl.load(merges + tl.program_id(0) * 4 + 3).to(tl.int32)
+    own = merges + tl.program_id(0) * MERGE_COLUMNS
+    row, first = tl.load(own + ROW), tl.load(own + FIRST_PART)
+    step, count = tl.load(own + STRIDE), tl.load(own + NUM_PARTS).to(tl.int32)
     known = tl.where(count > 0, HEADS, 0)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, WIDTH)

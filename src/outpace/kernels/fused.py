@@ -60,10 +60,18 @@ def read_rows(
     guess_rows = logits if guess is None else contiguous_rows(guess)
     tokens, scores = allocate_outputs(logits)
     read.read[rows,](
-        *(logits, guess_rows, keys if ratio is None else ratio),
-        *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
-        *(keys, keys if drawn is None else drawn, tokens, scores),
-        *(rows, vocab, logits.stride(0), guess_rows.stride(0)),
+        logits=logits,
+        guesses=guess_rows,
+        ratios=keys if ratio is None else ratio,
+        **filter_tensors(settings),
+        keys=keys,
+        drawn=keys if drawn is None else drawn,
+        tokens=tokens,
+        scores=scores,
+        rows=rows,
+        vocab=vocab,
+        stride=logits.stride(0),
+        guess_stride=guess_rows.stride(0),
         BLOCK=BLOCK_COLUMNS,
         GUESS=guess is not None,
         DRAWN=drawn is not None,
@@ -73,17 +81,14 @@ def read_rows(
 
 
 class DraftRows(NamedTuple):
-    """Draft tokens for rejection sampling.
-
-    Attributes:
-        tokens: Draft token of each row, `i64[R]`; -1 for none.
-        places: Row `i64[R]` of the draft's logits that it was sampled from.
-        coins: Noise key `i64[R]` of the acceptance decision.
-    """
+    """Draft tokens for rejection sampling; tensors `i64[R]`."""
 
     tokens: Tensor
+    """Draft token of each row; -1 for none."""
     places: Tensor
+    """Row of the draft's logits that it was sampled from."""
     coins: Tensor
+    """Noise key of the acceptance decision."""
 
 
 def verify_rows(
@@ -98,15 +103,36 @@ def verify_rows(
 
     logits, guess = contiguous_rows(logits), contiguous_rows(guess)
     tokens, scores = allocate_outputs(logits)
-    rejection.verify[len(logits),](
-        *(logits, guess, drafts.tokens, drafts.places),
-        *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
-        *(keys, drafts.coins, tokens, scores, *logits.shape, guess.shape[1]),
-        *(logits.stride(0), guess.stride(0)),
+    rows, vocab = logits.shape
+    rejection.verify[rows,](
+        logits=logits,
+        guesses=guess,
+        drafted=drafts.tokens,
+        places=drafts.places,
+        **filter_tensors(settings),
+        keys=keys,
+        coins=drafts.coins,
+        tokens=tokens,
+        scores=scores,
+        rows=rows,
+        vocab=vocab,
+        width=guess.shape[1],
+        stride=logits.stride(0),
+        guess_stride=guess.stride(0),
         BLOCK=BLOCK_COLUMNS,
         num_warps=8,
     )
     return tokens, dict(zip(SCORES, scores, strict=True))
+
+
+def filter_tensors(settings: SamplingTensors) -> dict[str, Tensor]:
+    """Return sampling parameters by the names of kernel arguments; min-p as a logarithm."""
+    return {
+        "temperatures": settings.temperature,
+        "top_ps": settings.top_p,
+        "top_ks": settings.top_k,
+        "min_ps": settings.min_p.log(),
+    }
 
 
 def contiguous_rows(logits: Tensor) -> Tensor:

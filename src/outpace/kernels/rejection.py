@@ -29,17 +29,17 @@ def law_probability(x, heat, law):
 
 
 @triton.jit
-def draw_residual(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.constexpr):
+def draw_residual(target, draft, heat, p_law, q_law, key, BLOCK: tl.constexpr):
     """Sample a token of max(p - q, 0); also return its noised logarithm, -inf if all are 0."""
     lanes = tl.arange(0, BLOCK)
     best = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], 0, tl.int32)
-    for begin in range(0, vocab, BLOCK):
+    for begin in range(0, target[3], BLOCK):
         columns = begin + lanes
-        p = law_probability(load_logits(row, row, 0.0, columns, vocab, False), heat, mine)
-        q = law_probability(load_logits(guess, row, 0.0, columns, width, False), heat, other)
+        p = law_probability(load_logits(target, columns, False), heat, p_law)
+        q = law_probability(load_logits(draft, columns, False), heat, q_law)
         logs = tl.log(tl.where(p > q, p - q, 1.0))
-        noised = tl.where(p > q, logs + gumbel_noise(columns, low, high), float("-inf"))
+        noised = tl.where(p > q, logs + gumbel_noise(columns, key), float("-inf"))
         best, token = update_best(best, token, noised, begin)
     return token, best
 
@@ -63,41 +63,35 @@ def verify(
     """
     me = tl.program_id(0).to(tl.int64)
     row = logits + me * stride
-    top, second, total, moment, mass, token = scan_row(
-        row, row, 0.0, vocab, False, 1.0, 0, 0, BLOCK, False
-    )
+    target = (row, row, 0.0, vocab)
+    top, second, total, moment, mass, token = scan_row(target, False, 1.0, (0, 0), BLOCK, False)
     heat = tl.load(temperatures + me)
     if heat > 0:
-        top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
-        mine = sampling_law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
-        draft, guess = tl.load(drafted + me), guesses + tl.load(places + me) * guess_stride
-        other, is_accepted = mine, draft >= 0
+        filters = (tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me))
+        p_law = sampling_law(target, heat, top, filters, BLOCK, False)
+        proposal, guess = tl.load(drafted + me), guesses + tl.load(places + me) * guess_stride
+        q_law, is_accepted = p_law, proposal >= 0
         # Without a draft token the guess is not read, and the residual is all of p.
-        seen = tl.where(is_accepted, width, 0)
+        draft = (guess, row, 0.0, tl.where(is_accepted, width, 0))
         if is_accepted:
-            most = scan_row(guess, row, 0.0, seen, False, 1.0, 0, 0, BLOCK, False)[0]
-            other = sampling_law(
-                guess, row, 0.0, seen, heat, most, top_p, top_k, min_p, BLOCK, False
-            )
-            p = law_probability(load_logits(row, row, 0.0, draft, vocab, False), heat, mine)
-            q = law_probability(load_logits(guess, row, 0.0, draft, seen, False), heat, other)
-            low, high = split_key(tl.load(coins + me))
-            is_accepted = uniform_noise(tl.full([], 0, tl.int32), low, high) * q < p
+            most = scan_row(draft, False, 1.0, (0, 0), BLOCK, False)[0]
+            q_law = sampling_law(draft, heat, most, filters, BLOCK, False)
+            p = law_probability(load_logits(target, proposal, False), heat, p_law)
+            q = law_probability(load_logits(draft, proposal, False), heat, q_law)
+            coin = uniform_noise(tl.full([], 0, tl.int32), split_key(tl.load(coins + me)))
+            is_accepted = coin * q < p
         # A NaN logit makes the sum NaN and is the largest logit; it then stays the token.
-        if (mine[2] > 0) & (other[2] > 0):
-            low, high = split_key(tl.load(keys + me))
-            found, best = draft.to(tl.int32), tl.full([], 0.0, tl.float32)
+        if (p_law[2] > 0) & (q_law[2] > 0):
+            key = split_key(tl.load(keys + me))
+            found, best = proposal.to(tl.int32), tl.full([], 0.0, tl.float32)
             if is_accepted == 0:
-                found, best = draw_residual(
-                    row, guess, vocab, seen, heat, mine, other, low, high, BLOCK
-                )
+                found, best = draw_residual(target, draft, heat, p_law, q_law, key, BLOCK)
             # For equal distributions, rounding may leave no residual.
             if best == float("-inf"):
-                found, best = draw_residual(
-                    row, guess, vocab, 0, heat, mine, other, low, high, BLOCK
-                )
+                unread = (guess, row, 0.0, 0)
+                found, best = draw_residual(target, unread, heat, p_law, q_law, key, BLOCK)
             token = found
     tl.store(tokens + me, token.to(tl.int64))
-    x = load_logits(row, row, 0.0, token, vocab, False)
-    plain = (top, float("-inf"), total, moment)
-    store_scores(scores, rows, me, x, second, top + tl.log(total), 1.0, plain)
+    x = load_logits(target, token, False)
+    law = (top, float("-inf"), total, moment)
+    store_scores(scores, rows, me, x, second, top + tl.log(total), 1.0, law)
