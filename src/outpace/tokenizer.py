@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+def overlap_length(text: str, mark: str) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
+    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+
+
 class EncodedText(NamedTuple):
     """Token ids of a text, and the begin and end of each in characters."""
 

@@ -49,7 +49,8 @@ def feed(form: AnswerFormat, text: str, cut: list[int]) -> tuple[str, str, list[
     parser, found = AnswerParser(form), ["", ""]
     calls: list[list[str]] = []
     for begin, end in pairwise([0, *cut, len(text)]):
-        delta = parser.feed(text[begin:end], final=end == len(text))
+        parser.feed(text[begin:end], final=end == len(text))
+        delta = parser.take()
         found[0] += delta.reasoning
         found[1] += delta.text
         for number, name, arguments in delta.calls:

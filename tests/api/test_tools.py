@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 
 from outpace import LLM, OptionError
-from outpace.api.parts import AnswerFormat, CallParser, ToolCall, parse_answer
+from outpace.api.parts import AnswerFormat, AnswerParser, parse_answer
 from outpace.api.text import validate_prompt
 from outpace.api.tools import read_tool_use
-from outpace.constraint.calls import CALL_FORMATS, CallFormat
+from outpace.constraint.calls import CALL_FORMATS, CallFormat, CallParser, ToolCall
 from toolbox import SCHEMAS, TEMPLATES, TOOLS, tool_llm
 
 FORMATS = {form.name: form for form in CALL_FORMATS}
@@ -52,17 +52,17 @@ def test_stream_equals_whole(form: CallFormat) -> None:
     cuts = [[at] for at in range(len(whole))]
     cuts += [[*range(size, len(whole), size)] for size in range(1, 9)]
     for cut in cuts:
-        parser, text = CallParser(form), ""
+        parser, text = AnswerParser(AnswerFormat(calls=form)), ""
         calls: list[list[str]] = []
         for begin, end in pairwise([0, *cut, len(whole)]):
-            piece, deltas = parser.feed(whole[begin:end])
-            text += piece
-            for number, name, arguments in deltas:
+            parser.feed(whole[begin:end], final=end == len(whole))
+            delta = parser.take()
+            text += delta.text
+            for number, name, arguments in delta.calls:
                 if name is not None:
                     assert number == len(calls)
                     calls.append([name, ""])
                 calls[number][1] += arguments
-        text += parser.finish()
         assert (text, [ToolCall(*call) for call in calls]) == expected
         assert (parser.text, parser.calls) == expected
 
@@ -79,8 +79,10 @@ def test_variants_of_a_call(form: CallFormat, variant: CallFormat) -> None:
         assert parse_calls(form, plain) == (plain, [])
     for at in range(len(text)):
         parser = CallParser(form)
-        assert parser.feed(text[:at])[0] == parser.feed(text[at:])[0] == parser.finish() == ""
-        assert parser.calls == calls
+        for piece in (text[:at], text[at:]):
+            parser.feed(piece)
+        parser.finish()
+        assert (parser.text, parser.calls) == ("", calls)
 
 
 @pytest.mark.parametrize(

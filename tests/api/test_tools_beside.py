@@ -12,9 +12,10 @@ import pytest
 from outpace import OptionError
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.parts import AnswerFormat, parse_answer
-from outpace.constraint.calls import CALL_FORMATS, CallFormat, tools_dfa
+from outpace.constraint.calls import CALL_FORMATS, CallFormat
 from outpace.constraint.compiler import build_rule_dfa
 from outpace.constraint.dfa import dfa_accepts
+from outpace.constraint.tools import tools_dfa
 from outpace.methods import Diffusion, Method
 from outpace.tokenizer import TextDecoder
 from toolbox import SCHEMAS, TOOLS, tool_llm

@@ -8,8 +8,9 @@ import pytest
 
 from constrained import CASES, FIRST, SCHEMAS
 from outpace.api.options import Options
-from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format, tools_dfa
+from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format
 from outpace.constraint.dfa import dfa_accepts
+from outpace.constraint.tools import tools_dfa
 from outpace.methods import Method
 from toolbox import TEMPLATES, TOOLS, tool_llm, tool_model
 

@@ -13,10 +13,11 @@ from tokenizers.models import BPE, WordLevel
 
 from constrained import llm
 from outpace import Hole, OptionError
-from outpace.constraint import calls, compiler, dfa
-from outpace.constraint.calls import GENERIC_FORMAT, tools_dfa
+from outpace.constraint import compiler, dfa, tools
+from outpace.constraint.calls import GENERIC_FORMAT
 from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.constraint.dfa import Dfa, DfaCache
+from outpace.constraint.tools import tools_dfa
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import D2F, FastDLLM, Method
@@ -273,7 +274,7 @@ def test_the_length_of_a_prompt_comes_before_a_constraint() -> None:
 def test_dear_tools_together_have_one_bound_of_work(
     monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
-    monkeypatch.setattr(calls, "MAX_PART_STEPS", 20_000)
+    monkeypatch.setattr(tools, "MAX_PART_STEPS", 20_000)
     dear = [{"type": "string", "pattern": f"^[ab]*a[ab]{{5}}{number}$"} for number in range(60)]
     names = [f"f{place}" for place in range(60)]
     parts = [{"type": "object", "properties": {"a": each}} for each in dear]

@@ -13,14 +13,9 @@ from constrained import random_text
 from outpace import LLM, OptionError
 from outpace.api.options import Options
 from outpace.api.tools import read_tool_use
-from outpace.constraint.calls import (
-    GENERIC_FORMAT,
-    CallBudget,
-    arguments_dfa,
-    log_loosened,
-    tools_dfa,
-)
+from outpace.constraint.calls import GENERIC_FORMAT
 from outpace.constraint.dfa import dfa_accepts
+from outpace.constraint.tools import CallBudget, arguments_dfa, log_loosened, tools_dfa
 
 Drawn = tuple[Any, Any]
 """A schema, and a value that it allows."""
@@ -124,7 +119,8 @@ def draw_value(rng: Random, depth: int) -> Drawn:
 def test_large_tools_are_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("outpace.constraint.calls.MAX_CALL_STATES", 2000)
+    for module in ("calls", "tools"):
+        monkeypatch.setattr(f"outpace.constraint.{module}.MAX_CALL_STATES", 2000)
     log_loosened.cache_clear()
     schemas = [{"type": "object"}] * 9
     schemas += [{"properties": {f"p{n}": {"type": "string", "maxLength": 50}}} for n in range(9)]

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from asking import post
 from outpace.api.engine_client import EngineClient, EngineCommand, SubmitCommand
 from outpace.api.output import Event, Output
+from outpace.api.parts import AnswerParser
 from outpace.server.models import describe_models, load_text
 from outpace.server.run import ServerRun
 from outpace.server.service import Service
@@ -70,8 +71,11 @@ class ScriptedEngine(EngineClient):
             text = f"I will do it.\n<tool_call>\n{call}\n</tool_call>"
         common: dict[str, Any] = {"finish_reason": "stop", "steps": [], "seconds": 1.0}
         common |= {"prompt_tokens": len(command.prompt), "format": command.format}
-        output = Output(text=text, ids=[5] * len(text), **common)
-        for event in (Event(number=0), Event(number=0, text=text, output=output)):
+        parser = AnswerParser(command.format)
+        parser.feed(text, final=True)
+        output = Output(text=text, ids=[5] * len(text), parsed=parser.parts, **common)
+        last = Event(number=0, text=text, parts=parser.take(), output=output)
+        for event in (Event(number=0), last):
             self.requests[command.number].add_event(event)
 
 

@@ -10,9 +10,9 @@ from starlette.testclient import TestClient
 
 from asking import QUESTION as STORY
 from asking import URL, attack, named_events, post
-from outpace.api.parts import AnswerFormat, CallDelta, PartsDelta
+from outpace.api.parts import CallDelta, PartsDelta
 from outpace.server.messages import CountTokensRequest
-from outpace.server.writer import BlockParser
+from outpace.server.writer import BlockBuilder
 from toolbox import SCHEMAS, TOOLS, WEATHER
 
 PATH = "/v1/messages"
@@ -104,7 +104,7 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
 def test_each_block_ends_before_the_next() -> None:
     calls = (CallDelta(0, "f", "{}"), CallDelta(1, "g", "{}"))
     parts = PartsDelta(text="b", reasoning="a", calls=calls)
-    changes = BlockParser(AnswerFormat()).add_parts(parts)
+    changes = BlockBuilder().add_parts(parts)
     begun_and_ended = [(each.change, each.block.number) for each in changes]
     assert [each for each in begun_and_ended if each[0] != "text"] == [
         *(("begin", 0), ("end", 0), ("begin", 1), ("end", 1)),

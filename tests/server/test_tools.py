@@ -20,6 +20,7 @@ from asking import (
     text_of,
     token_counts,
 )
+from outpace.api.parts import AnswerParser
 from outpace.checkpoints.load import load_config, load_tokenizer
 from outpace.server.settings import Entry
 from toolbox import SCHEMAS, TOOLS, tool_model
@@ -288,3 +289,18 @@ def test_hostile_tools(tool_client: TestClient, count: int) -> None:
     assert {attack(tool_client, path, bodies, rng) for _ in range(count)} == {200, 400}
     after = ask(tool_client, calling())["choices"][0]["message"]["tool_calls"]
     assert [call["function"] for call in before] == [call["function"] for call in after]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_parsed_once(
+    tool_client: TestClient, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    parsers, feed = list[AnswerParser](), AnswerParser.feed
+
+    def count(parser: AnswerParser, piece: str, **more: Any) -> None:
+        parsers.append(parser)
+        feed(parser, piece, **more)
+
+    monkeypatch.setattr(AnswerParser, "feed", count)
+    (events if stream else ask)(tool_client, calling())
+    assert len({*map(id, parsers)}) == 1

@@ -47,11 +47,6 @@ def validate_text(param: str, text: str) -> str:
     return text
 
 
-def overlap_length(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
-    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
-
-
 class SharedTokenizer:
     """A tokenizer that any thread may use.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
-from outpace.api.codec import overlap_length, validate_text
+from outpace.api.codec import validate_text
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat, AnswerParser
 from outpace.api.text import TextCodec
 from outpace.checkpoints.fields import convert_panics
 from outpace.errors import OptionError
+from outpace.tokenizer import overlap_length
 
 FIRST_MARKER = 0xD800
 """Code of the first character that stands for a special token: no text has surrogates."""
@@ -60,8 +61,11 @@ class Detokenizer:
         self.min_tokens = min_tokens
         self.stop_begin = 0  # first position at which a stop string may begin
         self.call_begin: int | None = None  # position after the text that begins a call
-        self.parser = None if form.calls is None else AnswerParser(form)
-        self.may_stop = bool(self.stop) or self.parser is not None
+        self.parser = AnswerParser(form)
+        # With stop strings, the parts of an answer are those of text that can no longer be cut. A
+        # call must be found before that, since no stop string cuts it.
+        self.ahead = AnswerParser(form) if self.stop else self.parser
+        self.may_stop = bool(self.stop) or form.calls is not None
 
     def split_stop_strings(self, stop: Any) -> tuple[dict[str, str], dict[int, str]]:
         """Return `stop` and `stop_tokens`; raises `OptionError` for an invalid string."""
@@ -89,8 +93,7 @@ class Detokenizer:
     @property
     def stopped(self) -> bool:
         """Whether a stop string, or a call that must be the last one, is complete."""
-        is_over = self.parser is not None and self.parser.rest is not None
-        return is_over or self.stop_string is not None
+        return self.ahead.rest is not None or self.stop_string is not None
 
     def push_tokens(self, ids: Sequence[int]) -> bool:
         """Append new tokens; returns True once the text ends the answer."""
@@ -130,7 +133,7 @@ class Detokenizer:
         begin, self.marked = len(self.marked), self.marked + piece
         if len(self.ids) <= self.min_tokens:
             self.stop_begin = len(self.marked) + self.decoder.is_incomplete
-        self.read_calls(piece)
+        self.read_ahead(piece)
         places = {
             mark: self.marked.find(
                 mark, max(begin - len(mark) + 1, self.stop_begin), self.call_begin
@@ -141,16 +144,16 @@ class Detokenizer:
             at, mark = min(ends)
             self.marked, self.stop_string = self.marked[:at], self.stop[mark]
 
-    def read_calls(self, piece: str) -> None:
+    def read_ahead(self, piece: str) -> None:
         """Find out where new text begins a call, and cut it after one that must be the last."""
-        if self.parser is None:
+        if self.stop and self.format.calls is None:
             return
         size = 1 if self.stop and self.call_begin is None else len(piece)
         for begin in range(0, len(piece), max(size, 1)):
-            self.parser.feed(self.remove_markers(piece[begin : begin + size]))
-            if self.call_begin is None and self.parser.has_call:
+            self.ahead.feed(self.remove_markers(piece[begin : begin + size]))
+            if self.call_begin is None and self.ahead.has_call:
                 self.call_begin = len(self.marked) - len(piece) + begin + size
-        if rest := self.parser.rest:
+        if rest := self.ahead.rest:
             marks = {*self.markers.values()}
             shown = [place for place, each in enumerate(self.marked) if each not in marks]
             self.marked = self.marked[: shown[-len(rest)]]
@@ -164,7 +167,9 @@ class Detokenizer:
             late = self.marked[self.stop_begin :]
             end -= max((overlap_length(late, mark) for mark in self.stop), default=0)
         piece, self.num_sent = self.marked[self.num_sent : end], max(end, self.num_sent)
-        return self.remove_markers(piece)
+        piece = self.remove_markers(piece)
+        self.parser.feed(piece if self.stop else "", final=final)
+        return piece
 
 
 def parse_stop_strings(stop: Any) -> tuple[str, ...]:

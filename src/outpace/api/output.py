@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -14,15 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from outpace.api.detokenizer import Detokenizer
-from outpace.api.parts import (
-    PLAIN_FORMAT,
-    AnswerFormat,
-    AnswerParser,
-    ToolCall,
-    assistant_message,
-    parse_answer,
-)
+from outpace.api.parts import PLAIN_FORMAT, AnswerFormat, AnswerParts, PartsDelta, assistant_message
 from outpace.api.text import TextCodec
+from outpace.constraint.calls import ToolCall
 from outpace.decoding import Step
 from outpace.decoding.forward import IntArray
 from outpace.decoding.processor import TokenLogprob, TopTokens, top_tokens
@@ -84,6 +77,7 @@ class Output:
         format: Format of the parts of `text`.
         stop_string: The stop string that ended the answer, or None.
         max_tokens: Maximum number of tokens of the answer; None for an infill template.
+        parsed: Parts of `text`; None if it has no others.
     """
 
     text: str
@@ -102,6 +96,7 @@ class Output:
     format: AnswerFormat = field(default=PLAIN_FORMAT, repr=False)
     stop_string: str | None = field(default=None, repr=False)
     max_tokens: int | None = field(default=None, repr=False)
+    parsed: AnswerParts | None = field(default=None, repr=False)
 
     @property
     def top_logprobs(self) -> list[TopTokens] | None:
@@ -109,9 +104,9 @@ class Output:
         return None if self.logprobs is None else [*map(top_tokens, self.logprobs)]
 
     @property
-    def parts(self) -> AnswerParser:
+    def parts(self) -> AnswerParts:
         """The parts of the answer."""
-        return parse_answer(self.format, self.text)
+        return self.parsed or AnswerParts("", self.text, [])
 
     @property
     def reasoning(self) -> str:
@@ -287,6 +282,7 @@ class Event:
     Attributes:
         number: Number of the request.
         text: Committed text of whole characters; empty while it is held back.
+        parts: New characters of its parts.
         ids: Output tokens.
         chosen: Number of `ids` that the model chose; the others are fixed tokens or padding of an
             infill template.
@@ -301,6 +297,7 @@ class Event:
 
     number: int
     text: str = ""
+    parts: PartsDelta = PartsDelta()
     ids: list[int] = field(default_factory=list)
     chosen: int = 0
     logprobs: list[float] | None = None
@@ -318,6 +315,7 @@ class Event:
     def extend(self, later: Event) -> None:
         """Add the progress of the next event."""
         self.text += later.text
+        self.parts = self.parts.extend(later.parts)
         self.ids += later.ids
         self.chosen += later.chosen
         if self.logprobs is not None:
@@ -343,18 +341,16 @@ def event_from_values(steps: list[tuple[Any, ...]], values: tuple[Any, ...]) -> 
 
 def count_reasoning_tokens(text: TextCodec, output: Output) -> int:
     """Return the number of tokens of an answer up to the end of its thoughts."""
-    if output.format.thoughts is None or not output.reasoning:
+    form = output.format.thoughts
+    if form is None or not output.reasoning:
         return 0
-
-    def has_ended(count: int) -> bool:
-        detokenizer = Detokenizer(text, form=output.format)
-        detokenizer.push_tokens(output.ids[:count])
-        parts = AnswerParser(output.format)
-        parts.feed(detokenizer.take_text(final=True))
-        assert parts.thoughts is not None
-        return parts.thoughts.has_ended
-
-    return bisect_left(range(len(output.ids)), True, key=has_ended)
+    at = output.text.find(form.end, len(form.begin))
+    detokenizer = Detokenizer(text, form=output.format)
+    for count, token in enumerate(output.ids, 1):
+        detokenizer.push_tokens([token])
+        if at >= 0 and len(detokenizer.text) >= at + len(form.end):
+            return count
+    return len(output.ids)
 
 
 STATE_ABSENT, STATE_HOLE, STATE_FILLED, STATE_FULL, STATE_CACHED = range(5)

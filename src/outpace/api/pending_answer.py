@@ -90,7 +90,7 @@ class PendingAnswer(Job):
     def add_text(self, event: Event) -> None:
         """Add the text and the tokens since the previous event."""
         self.decode_tokens()
-        event.text = self.take_text()
+        event.text, event.parts = self.take_text(), self.detokenizer.parser.take()
         begin, self.tokens_sent = self.tokens_sent, len(self.detokenizer.ids)
         ids = self.tokens[begin : self.tokens_sent]
         places = range(len(ids)) if self.suffix is None else self.find_text_places(ids)
@@ -143,6 +143,7 @@ class PendingAnswer(Job):
             choice_logprobs=self.choice_scores or None,
             codec=detokenizer.codec,
             format=self.format,
+            parsed=detokenizer.parser.parts,
             stop_string=detokenizer.stop_string or detokenizer.stop_tokens.get(self.end_token),
         )
         return output if self.suffix is None else self.drop_padding(output, self.suffix)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from outpace.api.chat_template import Message
-from outpace.constraint.calls import GENERIC_FORMAT, CallFormat, drop_texts
+from outpace.constraint.calls import GENERIC_FORMAT, CallFormat
 from outpace.constraint.compiler import ConstraintRule
+from outpace.constraint.loosened import drop_texts
 from outpace.constraint.schema import check_schema_limits
 from outpace.errors import OptionError
 

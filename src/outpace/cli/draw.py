@@ -103,7 +103,8 @@ class AnswerPainter:
     def paint(self, piece: str, *, final: bool = False) -> Text:
         """Return the next piece in colour; a blank line separates thoughts and text."""
         begins_text = not self.parser.text
-        parts = self.parser.feed(piece, final=final)
+        self.parser.feed(piece, final=final)
+        parts = self.parser.take()
         text = Text(replace_control(parts.reasoning), style="dim")
         gap = "\n\n" if parts.text and begins_text and self.parser.reasoning else ""
         text.append(gap + replace_control(parts.text), style=f"not dim {step_colour(self.step)}")

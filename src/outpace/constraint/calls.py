@@ -1,148 +1,22 @@
-"""Formats in which models write calls of tools, and automata of answers with calls."""
+"""Formats in which models write calls of tools: their texts, parser and automaton.
+
+A new format is an entry of `CALL_FORMATS`. Whatever depends on arguments that are a JSON object is
+in `CallFormat.write_calls`, `CallParser.closes` and `tools.arguments_dfa`.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
-from itertools import count, product
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from outpace.constraint.dfa import (
-    MAX_DETERMINIZE_STEPS,
-    Dfa,
-    StepBudget,
-    search_table,
-    subtract_dfa,
-)
-from outpace.constraint.keywords import SchemaReader, SubSchema, resolve_reference
-from outpace.constraint.pattern import TooLargeError, UnsupportedError
-from outpace.constraint.pieces import piece_dfa
-from outpace.constraint.schema import MAX_PART_STEPS, SchemaWriter, check_schema_limits
-from outpace.constraint.strings import search_pattern_dfa
-from outpace.constraint.thoughts import free_text_dfa
+from outpace.constraint.dfa import Dfa
+from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.vocabulary import special_tokens_in
-from outpace.errors import OptionError
-from outpace.tokenizer import Tokenizer
-
-MAX_LOOSE_COUNT = 64
-"""Largest count of characters, items or properties that a loosened schema keeps."""
-
-HELD_KEYWORDS = {
-    *("type", "enum", "const", "anyOf", "allOf", "oneOf", "$ref", "items", "prefixItems"),
-    *("properties", "required", "additionalProperties", "pattern", "$defs", "definitions"),
-    *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"),
-    *("exclusiveMinimum", "exclusiveMaximum"),
-}
-"""Keywords that a loosened schema keeps where their value is supported."""
-
-HELD_REFERENCE = re.compile(r"#(/items|/(properties|\$defs|definitions)/[^/]+)*")
-"""References to parts that are never moved."""
-
-OBJECT_KEYWORDS = {"properties", "required", "additionalProperties"}
-
-TEXTS = ("title", "description", "default", "examples", "$comment")
-
-LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
-MAPPINGS = ("properties", "$defs", "definitions")
-"""Keywords whose values are lists and mappings of schemas."""
-
-
-def loosen_schema(schema: Mapping[str, Any], budget: StepBudget) -> Any:
-    """Return a schema of keywords that an automaton holds; each object of the old one fits it.
-
-    Patterns are dropped where the budget does not suffice.
-    """
-    schema = {**schema, "nullable": False}  # so that references find their targets
-    return loosen_part(schema, loosen_part(schema, schema, budget), budget)
-
-
-def loosen_part(schema: Any, root: Any, budget: StepBudget) -> Any:
-    """Return a looser part of a schema, with the references whose targets `root` has."""
-    if not isinstance(schema, Mapping):
-        return schema
-    found = {name: rule for name, rule in schema.items() if is_held(name, rule, root, budget)}
-    if "patternProperties" in schema:  # so names of members are unknown
-        found = {name: rule for name, rule in found.items() if name not in OBJECT_KEYWORDS}
-    if "enum" in found or "const" in found:
-        found = {name: found[name] for name in ("enum", "const") if name in found}
-    if "oneOf" in found:
-        both = [{"anyOf": found.pop("oneOf")}, *found.get("allOf", ())]
-        found |= both[0] if "anyOf" not in found and len(both) == 1 else {"allOf": both}
-    found = map_parts(found, partial(loosen_part, root=root, budget=budget))
-    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True else found
-
-
-def map_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a schema with each schema in it changed."""
-    found = dict(schema)
-    for name, rule in schema.items():
-        if name in LISTS and isinstance(rule, list):
-            found[name] = [change(part) for part in rule]
-        elif name in MAPPINGS and isinstance(rule, Mapping):
-            found[name] = {key: change(part) for key, part in rule.items()}
-        elif name in ("items", "additionalProperties"):
-            found[name] = change(rule)
-    return found
-
-
-def drop_texts(schema: Any) -> Any:
-    """Return a schema without the annotations that are long and restrict nothing."""
-    if not isinstance(schema, Mapping):
-        return schema
-    return map_parts({n: rule for n, rule in schema.items() if n not in TEXTS}, drop_texts)
-
-
-def is_held(name: str, rule: Any, root: Any, budget: StepBudget) -> bool:
-    """Return whether a loosened schema keeps a keyword with this value."""
-    if name not in HELD_KEYWORDS:
-        return False
-    if name in ("enum", "const"):
-        values = rule if name == "enum" else [rule]
-        return isinstance(values, list) and not any(isinstance(v, list | dict) for v in values)
-    if name in LISTS:
-        return isinstance(rule, list)
-    if name in MAPPINGS:
-        return isinstance(rule, Mapping)
-    match rule:
-        case bool():
-            return name == "additionalProperties"
-        case int() | float():
-            is_count = name.startswith(("minL", "maxL", "minI", "maxI"))
-            return 0 <= rule <= MAX_LOOSE_COUNT if is_count else rule == int(rule)
-        case list():
-            return name != "items"
-        case str() if name == "$ref":
-            return is_reference_held(rule, root)
-        case str() if name == "pattern":
-            return is_pattern_held(rule, budget)
-    return True
-
-
-def is_reference_held(reference: str, root: Any) -> bool:
-    """Return whether a reference names a part of a schema that stays in its place."""
-    try:
-        resolve_reference(root, reference, "#")
-    except ValueError:
-        return False
-    return HELD_REFERENCE.fullmatch(reference) is not None
-
-
-def is_pattern_held(pattern: str, budget: StepBudget) -> bool:
-    """Return whether an automaton can search for a pattern."""
-    try:
-        search_pattern_dfa(pattern, "#", budget)
-    except ValueError:
-        return False
-    return True
-
-
-LOG = logging.getLogger("outpace.constraint")
+from outpace.tokenizer import Tokenizer, overlap_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,36 +24,29 @@ class CallFormat:
     """How a model writes calls: `begin name middle arguments (between name middle arguments)* end`.
 
     The arguments are a JSON object. An answer without a call is `preface text`.
-
-    Attributes:
-        name: Name of the format.
-        marker: First characters of `begin`. A text with them is a call.
-        begin: Text before the name of the first function.
-        middle: Text between a name and its arguments.
-        between: Text between the arguments and the name of the next function; None if an answer has
-            one call.
-        end: Text after the last arguments.
-        preface: Text that begins an answer without a call.
-        leads: Whether a call can only be the beginning of an answer.
-        required: Texts that a chat template of this format contains.
-        foreign: Texts of chat templates whose calls are similar, but not of this format.
-        variants: Formats that models of such templates write at the beginning of an answer instead.
-            There, only the name of a declared function makes a text a call.
-        names: Declared functions, if calls may be of a variant.
     """
 
     name: str = "variant"
     marker: str = ""
+    """First characters of `begin`. A text with them is a call."""
     begin: str
     middle: str
     between: str | None = None
+    """Text before the name of a further function; None if an answer has one call."""
     end: str
     preface: str = ""
     leads: bool = False
+    """Whether a call can only be the beginning of an answer."""
     required: tuple[str, ...] = ()
+    """Texts that a chat template of this format contains."""
     foreign: tuple[str, ...] = ()
+    """Texts of chat templates whose calls are similar, but not of this format."""
     variants: tuple[CallFormat, ...] = ()
+    """Formats that models of such templates write at the beginning of an answer instead.
+
+    There, only the name of a declared function makes a text a call."""
     names: tuple[str, ...] = ()
+    """Declared functions, if calls may be of a variant."""
 
     @property
     def leading_texts(self) -> dict[str, tuple[CallFormat, str]]:
@@ -300,26 +167,145 @@ def find_call_format(templates: Any) -> CallFormat | None:
     )
 
 
+class ToolCall(NamedTuple):
+    """A call of a tool."""
+
+    name: str
+    """Name of the function."""
+    arguments: str
+    """Its arguments, a JSON object."""
+
+
+MAX_CALLS = 128
+"""Maximum number of calls in an answer."""
+
+MAX_EQUAL_CALLS = 3
+"""Number of equal calls in a row that end an answer: a model may intend two, a loop has no end."""
+
+
+class CallParser:
+    """Splits a growing answer into text and calls."""
+
+    def __init__(self, form: CallFormat) -> None:
+        self.form = form
+        self.text = ""
+        self.calls: list[ToolCall] = []
+        """Calls so far; the last may be unfinished."""
+        self.buffer = ""
+        self.part: Literal["text", "name", "arguments", "after", "over", "cut"] = "text"
+        self.has_preface = False
+        self.depth = 0
+        self.is_quoted = self.is_escaped = False
+
+    @property
+    def has_call(self) -> bool:
+        """Whether a call has begun, so that no more text follows."""
+        return self.part != "text" or self.buffer.startswith(self.form.marker)
+
+    @property
+    def rest(self) -> str | None:
+        """Text after the call with which the answer must end; None without such a call."""
+        return self.buffer if self.part == "over" else None
+
+    def feed(self, piece: str) -> None:
+        """Read the next characters; text that may begin a call waits."""
+        self.buffer += piece
+        while self.take_part():
+            pass
+
+    def finish(self) -> None:
+        """Move the text that waited, and drop an unfinished call; the answer is over."""
+        if self.part == "text":
+            self.text, self.buffer = self.text + self.buffer, ""
+        elif self.part == "arguments":
+            self.calls.pop()
+            self.part = "cut"
+
+    def take_part(self) -> bool:
+        """Consume a part of the buffer; return whether more can be read."""
+        match self.part:
+            case "text":
+                return self.take_text()
+            case "name":
+                name, found, rest = self.buffer.partition(self.form.middle)
+                if found:
+                    self.buffer = rest
+                    self.begin_call(name)
+                return bool(found)
+            case "arguments":
+                return self.take_arguments()
+            case "over" | "cut":
+                return False
+        between = self.form.between
+        if between is None or not self.buffer.startswith(between):
+            return False
+        self.buffer, self.part = self.buffer.removeprefix(between), "name"
+        return True
+
+    def begin_call(self, name: str) -> None:
+        self.part = "arguments"
+        self.calls.append(ToolCall(name, ""))
+
+    def take_text(self) -> bool:
+        """Move text before a call from the buffer, up to what may be the beginning of one."""
+        if self.form.preface and not self.has_preface:
+            if self.buffer.startswith(self.form.preface):
+                self.buffer, self.has_preface = self.buffer.removeprefix(self.form.preface), True
+            elif self.form.preface.startswith(self.buffer):
+                return False
+        begin, buffer = self.form.begin, self.buffer
+        if not self.text and (leading := self.form.leading_texts):
+            if (found := next(filter(buffer.startswith, leading), None)) is not None:
+                self.form, name = leading[found]
+                self.buffer = buffer.removeprefix(found)
+                self.begin_call(name)
+                return True
+            if any(text.startswith(buffer) for text in leading):
+                return False
+        if self.form.leads:
+            is_first = not self.text and not self.has_preface
+            at = 0 if is_first and buffer.startswith(begin) else -1
+            held = len(buffer) if is_first and begin.startswith(buffer) else 0
+        else:
+            at, held = buffer.find(begin), overlap_length(buffer, begin)
+        end = len(buffer) - held if at < 0 else at
+        self.text += buffer[:end]
+        self.buffer = buffer[end:] if at < 0 else buffer[end + len(begin) :]
+        if at >= 0:
+            self.part = "name"
+        return at >= 0
+
+    def take_arguments(self) -> bool:
+        """Move characters of the arguments from the buffer, at most to their end."""
+        if not self.buffer:
+            return False
+        end = next((n for n, each in enumerate(self.buffer, 1) if self.closes(each)), None)
+        piece, self.buffer = self.buffer[:end], "" if end is None else self.buffer[end:]
+        name, arguments = self.calls[-1]
+        self.calls[-1] = ToolCall(name, arguments + piece)
+        if end is not None:
+            equal = self.calls[-MAX_EQUAL_CALLS:].count(self.calls[-1])
+            ends = equal == MAX_EQUAL_CALLS or len(self.calls) == MAX_CALLS
+            self.part = "over" if ends else "after"
+        return True
+
+    def closes(self, character: str) -> bool:
+        """Read one character of the arguments; return whether it closes the outermost object."""
+        if self.is_escaped:
+            self.is_escaped = False
+        elif self.is_quoted:
+            self.is_escaped = character == "\\"
+            self.is_quoted = character != '"'
+        elif character == '"':
+            self.is_quoted = True
+        else:
+            self.depth += (character in "{[") - (character in "}]")
+            return self.depth == 0 and character == "}"
+        return False
+
+
 MAX_CALL_STATES = 30_000
 """Maximum states of the automaton of calls."""
-
-MIN_CALL_STATES = 500
-"""States below which no further functions are left open."""
-
-
-@dataclass(frozen=True)
-class CallBudget:
-    """Limits of the work for all functions of a request, which are compiled in some seconds.
-
-    Attributes:
-        loosened: Why schemas were loosened, by the name of the function.
-    """
-
-    values_read: Iterator[int] = field(default_factory=count)
-    loosened: dict[str, str] = field(default_factory=dict)
-    steps: StepBudget = field(default_factory=lambda: StepBudget(8 * MAX_DETERMINIZE_STEPS))
-    part_steps: StepBudget = field(default_factory=lambda: StepBudget(MAX_PART_STEPS))
-    built: dict[str, Dfa] = field(default_factory=dict)
 
 
 class CallBuilder:
@@ -336,7 +322,6 @@ class CallBuilder:
         self.after_arguments = self.add_state()
 
     def add_state(self) -> int:
-        """Add a state."""
         if len(self.rows) == MAX_CALL_STATES:
             raise TooLargeError(f"it is too large: more than {MAX_CALL_STATES} states")
         self.rows.append({})
@@ -351,7 +336,6 @@ class CallBuilder:
         return state
 
     def add_function(self, name: str, arguments: Dfa) -> None:
-        """Add a function."""
         text = name + self.form.middle
         state = self.add_text(self.before_name, text[:-1])
         self.rows[state][ord(text[-1])] = self.add_arguments(arguments)
@@ -384,265 +368,9 @@ class CallBuilder:
         return Dfa(table, np.arange(len(table)) == end)
 
 
-def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> Dfa:
-    """Return the automaton of answers with tools, the first of `tools_dfas`."""
-    return next(tools_dfas(source, form, text))
-
-
-def tools_dfas(source: str, form: CallFormat | None, text: Dfa | None = None) -> Iterator[Dfa]:
-    """Yield automata of answers with tools, each with more functions that have any object.
-
-    Args:
-        source: JSON with the `functions`, each a name, its place and the schema of its arguments;
-            the names whose schemas are `strict`; whether the answer is `free` to be a text, and
-            whether it has a `single` call. Further names in `loose` are those that make a text a
-            call of a variant.
-        form: Format of the calls.
-        text: Automaton of the texts that an answer without a call may be; None if all may.
-
-    Raises:
-        OptionError: for an invalid or unsupported schema.
-        TooLargeError: if the automaton is too large.
-    """
-    if form is None:
-        raise ValueError("the model has no chat template, and so no format of calls")
-    rule, budget, most = json.loads(source), CallBudget(), MAX_CALL_STATES
-    strict = rule.get("strict", ())
-    functions = {
-        name: arguments_dfa(place, schema, budget)
-        if name in strict
-        else loose_arguments_dfa(name, place, schema, budget)
-        for name, place, schema in rule["functions"]
-    }
-    try:
-        while most >= MIN_CALL_STATES:
-            opened = open_large_functions(functions, form, strict, most)
-            budget.loosened.update(dict.fromkeys(opened, "too large beside other tools"))
-            if opened or most == MAX_CALL_STATES:
-                yield answers_dfa(rule, form, functions, text)
-            most //= 2
-    finally:  # of the last automaton, which is the one in use
-        if budget.loosened:
-            log_loosened(tuple(budget.loosened.items()))
-
-
-def answers_dfa(
-    rule: Mapping[str, Any], form: CallFormat, functions: Mapping[str, Dfa], text: Dfa | None
-) -> Dfa:
-    dfa = calls_dfa(form, functions, single=rule["single"])
-    if not rule["free"]:
-        return dfa
-    if form.preface or text is not None:
-        return add_text(text or free_text_dfa(), dfa, form)
-    leading = [
-        (
-            calls_dfa(variant, functions, single=rule["single"]),
-            [variant.begin + name + variant.middle for name in functions],
-        )
-        for variant in (form.variants if rule["loose"] else ())
-    ]
-    return add_leading_calls(add_free_text(dfa, form), leading)
-
-
 def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -> Dfa:
     """Return the automaton of calls of functions, by the automata of their arguments."""
     builder = CallBuilder(form)
     for name, arguments in functions.items():
         builder.add_function(name, arguments)
     return builder.build_dfa(single=single)
-
-
-def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
-    """Return the automaton of the arguments of a function, the tool at a place; they are an object.
-
-    Raises:
-        OptionError: for an invalid, unsupported, too large or unsatisfiable schema.
-    """
-    try:
-        check_schema_limits(schema)
-        if (key := json.dumps(schema)) in budget.built:
-            return budget.built[key]
-        if isinstance(schema, dict) and schema.get("properties") == {}:
-            schema = {"additionalProperties": False, **schema}
-        parts = [SubSchema(schema, "#"), SubSchema({"type": "object"}, "#")]
-        reader = SchemaReader(schema, budget.values_read)
-        piece = SchemaWriter(reader, budget.part_steps).write_value(parts)
-        dfa = piece_dfa(piece, budget.steps)
-        if not len(dfa.table):
-            raise ValueError("no arguments match it")
-        budget.built[key] = dfa
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        param = f"tools[{place}].function.parameters"
-        raise OptionError(param, schema, str(why)) from error
-    return dfa
-
-
-def loose_arguments_dfa(name: str, place: int, schema: Any, budget: CallBudget) -> Dfa:
-    """Return the automaton of arguments, without keywords of their schema that it cannot hold.
-
-    Raises:
-        OptionError: for an invalid or unsatisfiable schema.
-    """
-    try:
-        return arguments_dfa(place, schema, budget)
-    except OptionError as error:
-        try:
-            found = arguments_dfa(place, loosen_schema(schema, budget.part_steps), budget)
-        except OptionError as other:
-            if not isinstance(other.__cause__, UnsupportedError | TooLargeError):
-                raise error from None
-            found = open_arguments_dfa()
-        budget.loosened[name] = str(error.__cause__)
-        return found
-
-
-@lru_cache(maxsize=256)
-def log_loosened(reasons: tuple[tuple[str, str], ...]) -> None:
-    """Log once, in one line, why the schemas of tools do not constrain their calls.
-
-    Args:
-        reasons: Names of tools, each with its reason.
-    """
-    groups: dict[str, list[str]] = {}
-    for name, reason in reasons:
-        groups.setdefault(reason, []).append(name)
-    shown = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in groups.items())
-    LOG.warning("without strict, schemas do not constrain calls of some tools (%s)", shown)
-
-
-@cache
-def open_arguments_dfa() -> Dfa:
-    """Return the automaton of arguments that are any object."""
-    return arguments_dfa(0, {"type": "object"}, CallBudget())
-
-
-def open_large_functions(
-    functions: dict[str, Dfa], form: CallFormat, strict: Collection[str], most: int
-) -> list[str]:
-    """Let the largest functions that are not strict have any object, until all fit together.
-
-    Returns the names of these functions.
-    """
-    room = most - sum(len(name + form.middle) for name in functions)
-    room -= len(form.begin + form.end + (form.between or ""))
-    tables = {name: dfa.table.tobytes() for name, dfa in functions.items()}  # equal ones count once
-    closed = [
-        name
-        for name, dfa in functions.items()
-        if name not in strict and dfa is not open_arguments_dfa()
-    ]
-    opened: list[str] = []
-    for name in sorted(closed, key=lambda each: -len(functions[each].table)):
-        sizes = {tables[each]: len(dfa.table) for each, dfa in functions.items()}
-        if sum(sizes.values()) < room:
-            break
-        functions[name] = open_arguments_dfa()
-        tables[name] = functions[name].table.tobytes()
-        opened.append(name)
-    return opened
-
-
-def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:
-    """Return the automaton of the texts of another one that have no marker, or calls.
-
-    The first states have read part of the marker, and also that much of a text with its preface.
-
-    Raises:
-        ValueError: if each of the texts has a marker.
-    """
-    marker = form.marker.encode()
-    num_open = text.num_open
-    if form.preface:
-        text = prepend_text(form.preface.encode(), text)
-    else:
-        text = subtract_dfa(text, marker_dfa(marker, leads=form.leads))
-    if not len(text.table):
-        raise ValueError(f"each text that it allows contains {form.marker}, which begins a call")
-    size, offset = len(marker), len(marker) + len(text.table)
-    shifted = np.where(text.table < 0, -1, text.table + size)
-    first, accepts = np.full((size, 256), -1, dtype=np.int32), np.zeros(size, dtype=bool)
-    for read, byte in enumerate(marker):
-        if (state := text.walk(marker[:read])) >= 0:
-            first[read], accepts[read] = shifted[state], text.accepts[state]
-        first[read, byte] = read + 1 if read + 1 < size else offset + calls.walk(marker)
-    rest = np.where(calls.table < 0, -1, calls.table + offset)
-    table = np.concatenate([first, shifted, rest]).astype(np.int32)
-    accepts = np.concatenate([accepts, text.accepts, calls.accepts])
-    return Dfa(table, accepts, num_open=offset if num_open else 0)
-
-
-def prepend_text(first: bytes, dfa: Dfa) -> Dfa:
-    """Return the automaton of strings that begin with a text and go on as those of another one."""
-    size = len(first)
-    table = np.full((size, 256), -1, dtype=np.int32)
-    table[np.arange(size), list(first)] = np.arange(1, size + 1)
-    rest = np.where(dfa.table < 0, -1, dfa.table + size).astype(np.int32)
-    accepts = np.concatenate([np.zeros(size, dtype=bool), dfa.accepts])
-    return Dfa(np.concatenate([table, rest]), accepts)
-
-
-def marker_dfa(marker: bytes, *, leads: bool) -> Dfa:
-    """Return the automaton of texts with a marker, which begins them if it `leads`."""
-    size = len(marker)
-    table = np.full((size + 1, 256), size, dtype=np.int32)
-    if leads:
-        table[:size] = -1
-        table[np.arange(size), list(marker)] = np.arange(1, size + 1)
-    else:
-        table[:size] = search_table(marker)
-    return Dfa(table, np.arange(size + 1) == size)
-
-
-def add_free_text(calls: Dfa, form: CallFormat) -> Dfa:
-    """Return the automaton of texts without the marker of a call, or calls after such a text.
-
-    The first states are those of the text. State n has read n characters of the marker; if calls
-    lead, one more state has read anything else.
-    """
-    marker = form.marker.encode()
-    size = len(marker) + form.leads
-    if form.leads:
-        text = np.full((size, 256), size - 1, dtype=np.int32)
-        text[np.arange(len(marker)), list(marker)] = np.arange(1, size)
-    else:
-        text = search_table(marker)
-    text[len(marker) - 1, marker[-1]] = size + calls.walk(marker)
-    table = np.concatenate([text, np.where(calls.table < 0, -1, calls.table + size)])
-    accepts = np.concatenate([np.ones(size, dtype=bool), calls.accepts])
-    return Dfa(table.astype(np.int32), accepts, num_open=size)
-
-
-def add_leading_calls(free: Dfa, leading: Sequence[tuple[Dfa, Sequence[str]]]) -> Dfa:
-    """Return the automaton of free texts in which some first characters make the text a call.
-
-    Args:
-        free: The automaton of free texts.
-        leading: Automata of calls, each with the beginnings that make a text one of its calls.
-    """
-    # A trie of the beginnings comes first; each of its nodes is also a state of the free text.
-    nodes, edges = [0], [dict[int, int]()]
-    blocks, outside, offset = [free.table], [], len(free.table)
-    for calls, texts in leading:
-        for *path, last in (text.encode() for text in texts):
-            node = state = 0
-            for byte in path:
-                state = int(calls.table[state, byte])
-                if byte not in edges[node]:
-                    edges[node][byte] = len(edges)
-                    nodes.append(int(free.table[nodes[node], byte]))
-                    edges.append({})
-                node = edges[node][byte]
-            outside.append((node, last, offset + int(calls.table[state, last])))
-        blocks.append(np.where(calls.table < 0, -1, calls.table + offset))
-        offset += len(calls.table)
-    table = np.concatenate(blocks)
-    table = np.where(table < 0, -1, table + len(nodes)).astype(np.int32)
-    trie = table[nodes]
-    for node, own in enumerate(edges):
-        trie[node, list(own)] = list(own.values())
-    for node, byte, target in outside:
-        trie[node, byte] = target + len(nodes)
-    accepts = [free.accepts[nodes], free.accepts, *(calls.accepts for calls, _ in leading)]
-    table, num_open = np.concatenate([trie, table]), len(nodes) + free.num_open
-    return Dfa(table, np.concatenate(accepts), num_open=num_open)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
-from outpace.constraint.calls import CallFormat, tools_dfas
+from outpace.constraint.calls import CallFormat
 from outpace.constraint.dfa import Dfa, StateFlags
 from outpace.constraint.grammar import (
     JSON_SPACING,
@@ -25,6 +25,7 @@ from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeErr
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.constraint.schema import LARGE_COUNT, check_schema_limits, schema_dfa
 from outpace.constraint.thoughts import ThoughtFormat, add_thoughts, free_text_dfa
+from outpace.constraint.tools import tools_dfas
 from outpace.constraint.vocabulary import Vocabulary, token_bytes
 from outpace.decoding import Constraint, Request
 from outpace.errors import OptionError

@@ -1,16 +1,16 @@
-"""Thoughts of models before their answers: formats, and automata of answers after thoughts."""
+"""Thoughts of models before their answers: formats, their parser, and automata of answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from outpace.constraint.dfa import Dfa, search_table
 from outpace.constraint.vocabulary import special_tokens_in
-from outpace.tokenizer import Tokenizer
+from outpace.tokenizer import Tokenizer, overlap_length
 
 MAX_GAP = 2
 """Maximum number of line breaks between thoughts and answer that belong to neither."""
@@ -71,6 +71,62 @@ def find_thought_format(templates: Any) -> ThoughtFormat | None:
     sources = templates.values() if isinstance(templates, Mapping) else [templates or ""]
     text = "\0".join(sources)
     return next((f for f in THOUGHT_FORMATS if all(mark in text for mark in f.required)), None)
+
+
+class ThoughtParser:
+    """Splits a growing answer into thoughts and the rest, without the line breaks around them."""
+
+    def __init__(self, form: ThoughtFormat) -> None:
+        self.form = form
+        self.buffer = ""
+        self.part: Literal["start", "thoughts", "gap", "answer"] = "start"
+        self.is_blank = True
+        self.gap = 0
+
+    def feed(self, piece: str) -> tuple[str, str]:
+        """Return new characters of the thoughts and of the answer; marks and breaks wait."""
+        self.buffer += piece
+        if self.part == "start":
+            self.take_start()
+        thoughts = self.take_thoughts() if self.part == "thoughts" else ""
+        if self.part == "gap":
+            while self.gap < MAX_GAP and self.buffer.startswith("\n"):
+                self.buffer, self.gap = self.buffer[1:], self.gap + 1
+            self.part = "answer" if self.buffer else "gap"
+        if self.part != "answer":
+            return thoughts, ""
+        rest, self.buffer = self.buffer, ""
+        return thoughts, rest
+
+    def finish(self) -> tuple[str, str]:
+        """Return the characters that waited; the answer is over."""
+        rest, self.buffer = self.buffer, ""
+        return (rest.rstrip("\n"), "") if self.part == "thoughts" else ("", rest)
+
+    def take_start(self) -> None:
+        """Read the text before thoughts or an answer, once it is complete."""
+        form, buffer = self.form, self.buffer
+        if buffer.startswith(form.begin):
+            self.buffer, self.part = buffer.removeprefix(form.begin), "thoughts"
+        elif form.direct and buffer.startswith(form.direct):
+            self.buffer, self.part = buffer.removeprefix(form.direct), "answer"
+        elif not any(mark.startswith(buffer) for mark in (form.begin, form.direct)):
+            self.part = "answer"
+
+    def take_thoughts(self) -> str:
+        """Return thoughts from the buffer, up to what may be the end or line breaks before it."""
+        if self.is_blank:
+            self.buffer = self.buffer.lstrip("\n")
+        at = self.buffer.find(self.form.end)
+        if at >= 0:
+            found, self.part = self.buffer[:at].rstrip("\n"), "gap"
+            self.buffer = self.buffer[at + len(self.form.end) :]
+            return found
+        held = overlap_length(self.buffer, self.form.end)
+        found = self.buffer[: len(self.buffer) - held].rstrip("\n")
+        self.buffer = self.buffer[len(found) :]
+        self.is_blank = self.is_blank and not found
+        return found
 
 
 def free_text_dfa() -> Dfa:

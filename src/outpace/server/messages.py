@@ -43,8 +43,8 @@ from outpace.server.schema import (
 from outpace.server.writer import (
     AnswerWriter,
     Block,
+    BlockBuilder,
     BlockChange,
-    BlockParser,
     Translation,
     answer_blocks,
     build_chat_request,
@@ -429,7 +429,7 @@ class MessagesWriter(AnswerWriter):
     def __init__(self, model: HostedModel, number: int) -> None:
         self.model, self.number = model, number
         self.id = f"msg_{number:024x}"
-        self.parser: BlockParser
+        self.blocks: BlockBuilder
 
     def format_message(self, output: Output | None, prompt_tokens: int) -> ReplyObject:
         """Return the object of a message, which is empty before its end."""
@@ -462,7 +462,7 @@ class MessagesWriter(AnswerWriter):
         }
 
     def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
-        self.parser = BlockParser(pending[0].format)
+        self.blocks = BlockBuilder()
         message = self.format_message(None, len(pending[0].prompt))
         return format_event("message_start", message=message)
 
@@ -470,7 +470,7 @@ class MessagesWriter(AnswerWriter):
         return format_event("ping")
 
     def format_event(self, index: int, event: Event) -> str:
-        return "".join(map(self.format_change, self.parser.feed_event(event)))
+        return "".join(map(self.format_change, self.blocks.add_event(event)))
 
     def format_change(self, change: BlockChange) -> str:
         block = change.block

@@ -15,7 +15,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from outpace.api.output import Output, step_record
-from outpace.api.parts import CallDelta, PartsDelta, ToolCall, assistant_message, call_object
+from outpace.api.parts import CallDelta, PartsDelta, assistant_message, call_object
+from outpace.constraint.calls import ToolCall
 from outpace.decoding.processor import top_tokens
 from outpace.server.models import HostedModel
 

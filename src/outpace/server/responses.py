@@ -37,8 +37,8 @@ from outpace.server.schema import (
 from outpace.server.writer import (
     AnswerWriter,
     Block,
+    BlockBuilder,
     BlockChange,
-    BlockParser,
     Translation,
     answer_blocks,
     build_chat_request,
@@ -354,7 +354,7 @@ class ResponsesWriter(AnswerWriter):
         self.id = f"resp_{number:024x}"
         self.created = int(time.time())
         self.num_events = 0
-        self.parser: BlockParser
+        self.blocks: BlockBuilder
 
     def format_object(self, output: Output | None, error: ReplyObject | None = None) -> ReplyObject:
         request, status, details = self.request, "failed" if error else "in_progress", None
@@ -432,7 +432,7 @@ class ResponsesWriter(AnswerWriter):
         return f"event: {name}\ndata: {dump_json(value)}\n\n"
 
     def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
-        self.parser = BlockParser(pending[0].format)
+        self.blocks = BlockBuilder()
         response = self.format_object(None)
         return self.format_event_text(
             "response.created", response=response
@@ -445,7 +445,7 @@ class ResponsesWriter(AnswerWriter):
     def format_event(self, index: int, event: Event) -> str:
         is_cut = event.output is not None and event.output.finish_reason == "length"
         return "".join(
-            self.format_change(change, is_cut) for change in self.parser.feed_event(event)
+            self.format_change(change, is_cut) for change in self.blocks.add_event(event)
         )
 
     def format_change(self, change: BlockChange, is_cut: bool) -> str:

@@ -31,8 +31,8 @@ from outpace.api.options import (
     option_fields,
     option_info,
 )
-from outpace.api.parts import MAX_CALLS
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
+from outpace.constraint.calls import MAX_CALLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output, step_record
-from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
+from outpace.api.parts import PartsDelta
 from outpace.decoding.processor import TokenLogprob
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
@@ -33,6 +33,8 @@ class PromptEcho(NamedTuple):
         token is None.
         """
         changes: dict[str, Any] = {"text": self.text + answer.text}
+        if isinstance(answer, Event):
+            changes["parts"] = PartsDelta(text=self.text).extend(answer.parts)
         scores = answer.prompt_logprobs
         if scores is not None and answer.logprobs is not None:
             changes["ids"] = [*self.ids, *answer.ids]
@@ -77,13 +79,7 @@ class ChoiceStream:
     """State of one streamed choice."""
 
     def __init__(
-        self,
-        reply: Reply,
-        index: int,
-        seed: int,
-        request: BaseRequest,
-        form: AnswerFormat,
-        echo: PromptEcho | None,
+        self, reply: Reply, index: int, seed: int, request: BaseRequest, echo: PromptEcho | None
     ) -> None:
         self.reply = reply
         self.index = index
@@ -99,7 +95,6 @@ class ChoiceStream:
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
-        self.parser = AnswerParser(form)
         self.echo = echo
 
     def format_event(self, event: Event) -> Iterator[str]:
@@ -111,7 +106,7 @@ class ChoiceStream:
             scores = self.reply.format_logprobs(shown.ids, shown.logprobs, self.places)
         if self.trace:
             self.buffer_trace(event)
-        parts = self.parser.feed(shown.text, final=event.output is not None)
+        parts = shown.parts
         if parts or scores:
             yield self.format_parts(parts, scores)
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
@@ -122,7 +117,7 @@ class ChoiceStream:
         if event.output is not None:
             if self.is_first:  # an empty answer has a role, too
                 yield self.format_parts(parts)
-            finish = "tool_calls" if self.parser.calls else event.output.finish_reason
+            finish = "tool_calls" if event.output.tool_calls else event.output.finish_reason
             yield self.reply.format_chunk(
                 self.index, None, finish=finish, outpace=self.take_trace(end=True)
             )
@@ -180,7 +175,7 @@ class CompletionWriter(AnswerWriter):
         """Begin a stream per choice, which starts without an event."""
         self.streams = [
             ChoiceStream(
-                *(self.reply, index, self.seeds[index], self.request, each.format),
+                *(self.reply, index, self.seeds[index], self.request),
                 self.find_echo(index, each.prompt),
             )
             for index, each in enumerate(pending)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
-from outpace.api.parts import AnswerFormat, AnswerParser, CallDelta, PartsDelta
+from outpace.api.parts import CallDelta, PartsDelta
 from outpace.server.guard import validation_http_error
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
@@ -121,20 +121,15 @@ class BlockChange(NamedTuple):
     """Whether the answer ends with the block."""
 
 
-class BlockParser:
-    """Splits a growing answer into blocks. An empty answer has one empty text."""
+class BlockBuilder:
+    """Arranges the parts of a growing answer in blocks. An empty answer has one empty text."""
 
-    def __init__(self, form: AnswerFormat) -> None:
-        self.parser = AnswerParser(form)
+    def __init__(self) -> None:
         self.blocks: list[Block] = []
 
-    def feed_event(self, event: Event) -> Iterator[BlockChange]:
-        yield from self.feed(event.text, final=event.output is not None)
-
-    def feed(self, piece: str, *, final: bool) -> Iterator[BlockChange]:
-        parts = self.parser.feed(piece, final=final)
-        yield from self.add_parts(parts)
-        if final:
+    def add_event(self, event: Event) -> Iterator[BlockChange]:
+        yield from self.add_parts(event.parts)
+        if event.output is not None:
             if not self.blocks:
                 yield from self.begin_block("text")
             yield BlockChange("end", self.blocks[-1], is_last=True)
@@ -173,7 +168,9 @@ class BlockParser:
 
 
 def answer_blocks(output: Output) -> list[Block]:
-    parser = BlockParser(output.format)
-    for _ in parser.feed(output.text, final=True):
+    builder, parts = BlockBuilder(), output.parts
+    calls = [CallDelta(number, *call) for number, call in enumerate(parts.calls)]
+    whole = PartsDelta(parts.reasoning, parts.text, calls)
+    for _ in builder.add_event(Event(number=0, parts=whole, output=output)):
         pass
-    return parser.blocks
+    return builder.blocks
