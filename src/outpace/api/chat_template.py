@@ -70,17 +70,12 @@ def match_any(words: Sequence[str]) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class TemplatePart:
-    """A message or a variable of a chat template.
-
-    Attributes:
-        name: Name in error messages.
-        key: Index of the message, or name of the variable.
-        value: The message or value.
-        by_assistant: Whether the assistant wrote it.
-    """
+    """A message or a variable of a chat template."""
 
     name: str
+    """Name in error messages."""
     key: int | str
+    """Index of the message, or name of the variable."""
     value: Any
     by_assistant: bool = False
 
@@ -225,15 +220,12 @@ REASONING_FIELDS = ("reasoning_content", "thinking")
 
 
 class TemplateSource:
-    """Parts of a chat template, by its syntax tree.
-
-    Attributes:
-        needs_description: Whether tools need a template that describes them.
-    """
+    """Parts of a chat template, by its syntax tree."""
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.name, self.tokenizer = name, tokenizer
         self.needs_description = False
+        """Whether tools need a template that describes them."""
 
     @cached_property
     def syntax_trees(self) -> list[Template]:
@@ -268,11 +260,7 @@ class TemplateSource:
         return next((name for name in TOOL_VARIABLES if name in names), None)
 
     def tool_variables(self, tools: Sequence[Message], choice: str) -> dict[str, Any]:
-        """Return the variables by which the template receives tools, none if a text declares them.
-
-        Raises:
-            OptionError: If it does not support them.
-        """
+        """Return the variables with tools for the template; none if a text declares them."""
         if self.call_format is None:
             field = "tools" if choice == "auto" else "tool_choice"
             raise OptionError(
@@ -295,11 +283,7 @@ class TemplateSource:
         return next((name for name in REASONING_FIELDS if name in self.message_fields), None)
 
     def effort_variables(self, effort: str) -> dict[str, Any]:
-        """Return the variables by which the template receives an effort of reasoning.
-
-        Raises:
-            OptionError: If it has no such variable.
-        """
+        """Return the variables by which the template receives an effort of reasoning."""
         if "reasoning_effort" in self.variables:
             return {"reasoning_effort": effort}
         if "enable_thinking" in self.variables:
@@ -325,11 +309,7 @@ class TemplateSource:
         return message
 
     def write_calls(self, name: str, message: Message) -> Message:
-        """Return a message whose calls or result the template writes, or that has them as text.
-
-        Raises:
-            OptionError: If there can be no calls.
-        """
+        """Return a message whose calls or result the template writes, or that has them as text."""
         calls = message.get("tool_calls")
         if not calls and message["role"] != "tool":
             return message
@@ -440,10 +420,6 @@ class ChatTemplate(TemplateSource):
             messages: The conversation.
             variables: Variables of the template.
             table: Characters to replace in what the template writes.
-
-        Raises:
-            OptionError: If the template fails.
-            ContextError: If the text exceeds the context.
         """
         try:
             source = find_template(self.tokenizer, with_tools=variables.get("tools") is not None)
@@ -555,11 +531,6 @@ class ChatTemplate(TemplateSource):
             variables: Variables of the template.
             instruction: Text that declares tools, if the template does not.
             continues: Whether the last message begins the answer.
-
-        Raises:
-            OptionError: For a role with a control token, if rendering fails, for a message in
-                which control tokens cannot be separated from text, and for a last message that
-                cannot be continued.
         """
         for number, message in enumerate(messages):
             if self.control_pattern.search(role := message["role"]):
@@ -585,11 +556,7 @@ class ChatTemplate(TemplateSource):
         return self.codec.encode_selected(text, own, frozenset(self.control_tokens))
 
     def take_continued(self, messages: Sequence[Message]) -> list[TemplatePart]:
-        """Return the thoughts and text of the last message as a part.
-
-        Raises:
-            OptionError: If it is not the assistant's, has no text, or has calls of tools.
-        """
+        """Return the thoughts and text of the last message as a part."""
         param, message = f"messages[{len(messages) - 1}]", messages[-1]
         problems = {
             "role": message["role"] != "assistant" and "must be 'assistant'",
@@ -614,11 +581,7 @@ class ChatTemplate(TemplateSource):
     def select_tokens(
         self, control: list[TokenSpan], parts: Sequence[TemplatePart], text: str
     ) -> list[TokenSpan]:
-        """Return the control tokens in a prompt that are not text of the conversation.
-
-        Raises:
-            OptionError: If they cannot be determined, naming the part.
-        """
+        """Return the control tokens in a prompt that are not text of the conversation."""
         edged = [part for part in parts if self.edge_pattern.search(part.text)]
         if not edged:
             return control

@@ -32,23 +32,20 @@ def refuse(param: str, value: object, problem: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request that may call one.
-
-    Attributes:
-        tools: Declarations for the chat template.
-        choice: `auto` or `required`.
-        is_parallel: Whether an answer may have several calls.
-        function: Name of the only function that may be called, or None.
-        strict: Names of the functions whose schemas are enforced, or refused where they cannot be.
-        text: Constraint on an answer without a call, or None.
-    """
+    """The tools of a request that may call one."""
 
     tools: list[Message]
+    """Declarations for the chat template."""
     choice: str
+    """`auto` or `required`."""
     is_parallel: bool
+    """Whether an answer may have several calls."""
     function: str | None = None
+    """Name of the only function that may be called."""
     strict: tuple[str, ...] = ()
+    """Names of the functions whose schemas are enforced, or refused where they cannot be."""
     text: ConstraintRule | None = None
+    """Constraint on an answer without a call."""
 
     @property
     def instruction(self) -> str:
@@ -87,11 +84,7 @@ class ToolUse:
 
 
 def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
-    """Return the tools of a request; None if it has none, or may not call them.
-
-    Raises:
-        OptionError: If one of the three values is invalid.
-    """
+    """Return the tools of a request; None if it has none, or may not call them."""
     if not isinstance(parallel, bool | None):
         refuse("parallel_tool_calls", parallel, "must be true or false")
     listed = [] if tools is None else tools
@@ -166,12 +159,7 @@ def check_depth(param: str, value: Any) -> None:
 
 
 def link_calls(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with arguments of calls as objects, and results with their function's name.
-
-    Raises:
-        OptionError: For malformed calls, equal ids of two calls in a message, and results without
-            a call before them.
-    """
+    """Return messages with arguments of calls as objects, and results with their function."""
     found, names = [], dict[str, str]()
     for number, message in enumerate(messages):
         param = f"messages[{number}]"

@@ -61,10 +61,6 @@ def tools_dfas(source: str, form: CallFormat | None, text: Dfa | None = None) ->
             call of a variant.
         form: Format of the calls.
         text: Automaton of the texts that an answer without a call may be; None if all may.
-
-    Raises:
-        OptionError: for an invalid or unsupported schema.
-        TooLargeError: if the automaton is too large.
     """
     if form is None:
         raise ValueError("the model has no chat template, and so no format of calls")
@@ -107,11 +103,7 @@ def answers_dfa(
 
 
 def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
-    """Return the automaton of the arguments of a function, the tool at a place; they are an object.
-
-    Raises:
-        OptionError: for an invalid, unsupported, too large or unsatisfiable schema.
-    """
+    """Return the automaton of the arguments of the tool at a place; they are an object."""
     try:
         check_schema_limits(schema)
         if (key := json.dumps(schema)) in budget.built:
@@ -133,11 +125,7 @@ def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
 
 
 def loose_arguments_dfa(name: str, place: int, schema: Any, budget: CallBudget) -> Dfa:
-    """Return the automaton of arguments, without keywords of their schema that it cannot hold.
-
-    Raises:
-        OptionError: for an invalid or unsatisfiable schema.
-    """
+    """Return the automaton of arguments, without keywords of their schema that it cannot hold."""
     try:
         return arguments_dfa(place, schema, budget)
     except OptionError as error:
@@ -201,9 +189,6 @@ def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:
     """Return the automaton of the texts of another one that have no marker, or calls.
 
     The first states have read part of the marker, and also that much of a text with its preface.
-
-    Raises:
-        ValueError: if each of the texts has a marker.
     """
     marker = form.marker.encode()
     num_open = text.num_open
