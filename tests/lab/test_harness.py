@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outpace import LLM
+from outpace import LLM, OptionError
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.cli.main import main
 from outpace.data.generated.story import story_problems
@@ -86,6 +86,14 @@ def additions(folder: Path, kind: str, more: str) -> Path:
     (folder / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "additions.yaml").write_text(TASK.format(folder=folder, kind=kind, more=more))
     return folder
+
+
+def test_code_is_never_run_by_the_harness(harness: Any, tmp_path: Path) -> None:
+    folder = additions(tmp_path, "generate_until", GENERATE + "unsafe_code: true\n")
+    with pytest.raises(OptionError, match="sandbox") as raised:
+        ours = harness.OutpaceHarness(LLM("tiny-ar"))
+        harness.run_tasks(ours, ["additions"], include=str(folder), limit=1)
+    assert raised.value.param == "tasks" and not ours.outputs
 
 
 def test_likelihoods_equal_the_harness(harness: Any) -> None:

@@ -1,5 +1,6 @@
 """Sandbox: model-written code can compute and nothing else."""
 
+import ast
 import os
 import platform
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from outpace.lab import jail, sandbox
 from outpace.lab.sandbox import run_sandboxed
 from prepared import prepared
+from source import MODULES
 
 PROBES = (335, 336)
 """System calls of the kernel's own probes, which bypass filters and are useless to a program."""
@@ -210,3 +212,19 @@ def test_opening_for_writing_is_blocked(flags: str) -> None:
     for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
         verdict = run_sandboxed(f"import os\nos.open('/', os.{flags} | {more})")
         assert verdict.reason.startswith("PermissionError"), verdict
+
+
+def test_programs_run_nowhere_else() -> None:
+    execute = {"exec", "eval", "compile", "system", "Popen", "run_path", "exec_module"}
+    callers = {
+        path
+        for path, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", None)) in execute
+        and not (isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "re")
+    }
+    assert {path for path in callers if path.startswith("lab/")} == {
+        "lab/jail.py",
+        "lab/sandbox.py",
+    }

@@ -13,7 +13,7 @@ from outpace.lab.scoring import SCORERS
 ANSWERS = json.loads((Path(__file__).parent / "answers.json").read_text())
 """Answers as models write them, each with its verdict: letters of the rules that accept it."""
 
-NUMBERS = {"s": "strict", "t": "stated", "f": "flexible", "l": "last-number"}
+NUMBERS = {"s": "strict", "f": "flexible", "l": "last-number"}
 HUMANEVAL = {"h": "humaneval", "c": "humaneval-completion"}
 MBPP = {"f": "mbpp", "d": "mbpp-done"}
 INSTALLATION = "pip install '.[evaluate]'"
@@ -35,7 +35,6 @@ def test_numbers(reference: str, answer: str, right: str) -> None:
     metrics = pytest.importorskip("lm_eval.api.metrics", reason=INSTALLATION)
     filters = {
         "s": extraction.RegexFilter(r"#### (\-?[0-9\.\,]+)"),
-        "t": extraction.RegexFilter(r"The answer is (\-?[0-9\.\,]+)."),
         "f": extraction.RegexFilter(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", group_select=-1),
     }
     ignored = [",", r"\$", "(?s).*#### ", r"\.$"]
@@ -49,7 +48,6 @@ def test_numbers(reference: str, answer: str, right: str) -> None:
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(ANSWERS["expressions"]))
 def test_expressions(reference: str, answer: str, right: str) -> None:
-    assert SCORERS["boxed"](answer, reference) is ("b" in right)
     pytest.importorskip("math_verify", reason=INSTALLATION)
     assert SCORERS["equal"](answer, f"\\boxed{{{reference}}}") is ("e" in right)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ REQUIRED_FIELDS = {
 """Fields required to show or compare a result."""
 
 ResultRecord = dict[str, Any]
-BootstrapStatistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+RatioParts = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Numerator and denominator of a figure, of each question."""
 
 BOOTSTRAP_SAMPLES, INTERVAL_QUANTILES = 10_000, (0.025, 0.975)
 
@@ -104,56 +105,39 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
         )
     count = first["problems"]
     samples = np.random.default_rng(0).integers(count, size=(BOOTSTRAP_SAMPLES, count))
-    results = {}
-    if first["accuracy"] is not None and other["accuracy"] is not None:
-        results["accuracy"] = bootstrap_difference(
-            accuracy_statistic(first), accuracy_statistic(other), samples
-        )
-    results["tokens_per_forward"] = bootstrap_difference(
-        speed_statistic(first), speed_statistic(other), samples
-    )
-    if "likelihood" in first["samples"] and "likelihood" in other["samples"]:
-        results["likelihood"] = bootstrap_difference(
-            likelihood_statistic(first), likelihood_statistic(other), samples
-        )
-    if "acceptance" in first["samples"] and "acceptance" in other["samples"]:
-        results["acceptance_length"] = bootstrap_difference(
-            acceptance_statistic(first), acceptance_statistic(other), samples
-        )
-    return results
+    parts, others = ratio_parts(first), ratio_parts(other)
+    return {
+        figure: bootstrap_difference(parts[figure], others[figure], samples)
+        for figure in parts
+        if figure in others
+    }
+
+
+def ratio_parts(result: ResultRecord) -> dict[str, RatioParts]:
+    """Return the figures of a result as numerators and denominators of its questions."""
+    samples = {name: np.array(values, float) for name, values in result["samples"].items()}
+    parts = {"tokens_per_forward": (samples["tokens"], samples["forwards"])}
+    if result["accuracy"] is not None:
+        right = np.nan_to_num(samples["right"])  # NaN for an answer that is not judged
+        parts = {"accuracy": (right, np.ones_like(right)), **parts}
+    if "likelihood" in samples:
+        parts["likelihood"] = samples["likelihood"], samples["judged"]
+    if "acceptance" in samples:
+        accepted = samples["acceptance"]  # NaN for an answer of one target forward
+        parts["acceptance_length"] = np.nan_to_num(accepted), (~np.isnan(accepted)).astype(float)
+    return parts
 
 
 def bootstrap_difference(
-    first: BootstrapStatistic, other: BootstrapStatistic, samples: NDArray[np.int64]
+    first: RatioParts, other: RatioParts, samples: NDArray[np.int64]
 ) -> Difference:
+    def ratios(parts: RatioParts, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        above, below = (values[chosen].sum(axis=1) for values in parts)
+        return above / np.maximum(below, 1)
+
     whole = np.arange(samples.shape[1])[None]
-    value = float((other(whole) - first(whole))[0])
-    spread = other(samples) - first(samples)
+    value = float((ratios(other, whole) - ratios(first, whole))[0])
+    spread = ratios(other, samples) - ratios(first, samples)
     low, high = np.quantile(spread, INTERVAL_QUANTILES)
     tail = min(float(np.mean(spread <= 0)), float(np.mean(spread >= 0)))
     return Difference(value, float(low), float(high), min(2 * tail, 1.0))
-
-
-def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
-    values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
-    return lambda samples: values[samples].mean(axis=1)
-
-
-def acceptance_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return the mean over the answers that have a target forward after the first."""
-    values = np.array(result["samples"]["acceptance"], float)  # NaN for None
-    counted, sums = ~np.isnan(values), np.nan_to_num(values)
-    return lambda samples: sums[samples].sum(axis=1) / np.maximum(counted[samples].sum(axis=1), 1)
-
-
-def likelihood_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return the log-likelihood per token of the judge."""
-    sums, counts = (np.array(result["samples"][key], float) for key in ("likelihood", "judged"))
-    return lambda samples: sums[samples].sum(axis=1) / np.maximum(counts[samples].sum(axis=1), 1)
-
-
-def speed_statistic(result: ResultRecord) -> BootstrapStatistic:
-    tokens, forwards = (np.array(result["samples"][key], float) for key in ("tokens", "forwards"))
-    return lambda samples: (
-        tokens[samples].sum(axis=1) / np.maximum(forwards[samples].sum(axis=1), 1)
-    )

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import install_extra
+from outpace.errors import OptionError, install_extra
 
 try:
     from lm_eval.api.instance import Instance
@@ -267,7 +267,7 @@ def run_tasks(
         system: System prompt.
 
     Raises:
-        ValueError: If a task is unknown; the message suggests similar ones.
+        ValueError: If a task is unknown, or runs generated code.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -279,17 +279,26 @@ def run_tasks(
             f"unknown task {unknown[0]!r} of lm-evaluation-harness"
             + (f"; similar: {', '.join(near)}" if near else "; add its folder with --include")
         )
-    results = simple_evaluate(
-        harness,
-        tasks=list(tasks),
-        num_fewshot=shots,
-        limit=limit,
-        task_manager=manager,
-        apply_chat_template=chat,
-        system_instruction=system,
-        bootstrap_iters=0,
-        log_samples=False,
-    )
+    try:
+        results = simple_evaluate(
+            harness,
+            tasks=list(tasks),
+            num_fewshot=shots,
+            limit=limit,
+            task_manager=manager,
+            apply_chat_template=chat,
+            system_instruction=system,
+            bootstrap_iters=0,
+            log_samples=False,
+        )
+    except ValueError as error:
+        if "marked as unsafe" not in str(error):
+            raise
+        raise OptionError(
+            "tasks",
+            None,
+            "the harness would run generated code outside the sandbox; use --task humaneval",
+        ) from error
     for task, metrics in results["results"].items():
         metrics |= harness.decoding_figures(task)
     return {name: results[name] for name in RESULT_KEYS if name in results}

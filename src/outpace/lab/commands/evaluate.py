@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +34,7 @@ from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.field_types import check_at_least_one
 from outpace.lab.commands.benchmark_methods import check_complete, measure_sides
-from outpace.lab.commands.report import show_truncated
+from outpace.lab.commands.report import comparison_table, show_truncated
 from outpace.lab.commands.task_flags import TASK_FLAGS, TaskFlags
 from outpace.lab.protocol import Question
 from outpace.provenance import provenance_record
@@ -282,31 +282,11 @@ def evaluate_command(
         options = resolve_options(llm, setting, questions, request)
         labels = {"task": setting.task, "protocol": task_flags.protocol}
         report = run_evaluation(llm, questions, labels, batch, options, samples)
-        console.print(report_table([(format_entry(llm.name, llm.method), report)], scored=True))
+        console.print(format_entry(llm.name, llm.method), soft_wrap=True)
+        console.print(comparison_table([report.to_record()]))
         show_truncated([report.to_record()])
         write_report(file, [report])
         write_answers(answers, questions, report)
-
-
-def report_table(reports: Iterable[tuple[str, EvaluationReport]], *, scored: bool) -> Table:
-    """Build a table of headline metrics, all from the same run."""
-    table = Table(header_style="bold")
-    table.add_column("model and method", overflow="fold", min_width=24)
-    if scored:
-        table.add_column("accuracy\n95 %", justify="right", no_wrap=True)
-    for name in ("tokens\nper forward", "tokens\nper second", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, report in reports:
-        low, high = report.accuracy_interval
-        accuracy = f"{report.accuracy:.1%}\n{low:.1%}–{high:.1%}" if report.judged_count else "—"
-        table.add_row(
-            name,
-            *([accuracy] if scored else []),
-            f"{report.tokens_per_forward:.2f}",
-            f"{report.tokens_per_second:.0f}",
-            str(report.token_count),
-        )
-    return table
 
 
 def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings: Any) -> None:

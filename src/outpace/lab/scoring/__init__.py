@@ -25,7 +25,6 @@ def judge_nothing(answer: str, reference: object) -> None:
 
 
 SCORERS: dict[str, Scorer] = {
-    "boxed": expressions.judge_boxed,
     "countdown": planning.judge_countdown,
     "equal": expressions.judge_math_verify,
     "exact": judge_exact,
@@ -38,7 +37,6 @@ SCORERS: dict[str, Scorer] = {
     "none": judge_nothing,
     "regex": judge_regex,
     "sheet": planning.judge_sudoku_sheet,
-    "stated": expressions.judge_stated,
     "strict": expressions.judge_strict,
     "sudoku": planning.judge_sudoku,
 }

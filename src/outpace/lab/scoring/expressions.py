@@ -9,21 +9,12 @@ from typing import Any
 from outpace.errors import install_extra
 
 STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
-STATED_NUMBER = re.compile(r"The answer is (-?[0-9.,]+).")
 FLEXIBLE_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 
 
 def judge_strict(answer: str, reference: str) -> bool:
     """Judge the first number after `#### `: GSM8K's rule, lm-eval's `strict-match`."""
     return match_equals_reference(STRICT_NUMBER.search(answer), reference)
-
-
-def judge_stated(answer: str, reference: str) -> bool:
-    """Judge the first number after `The answer is `: `strict-match` of lm-eval's `gsm8k_cot`.
-
-    As published, a character must follow the number; otherwise its last digit is lost.
-    """
-    return match_equals_reference(STATED_NUMBER.search(answer), reference)
 
 
 def judge_flexible(answer: str, reference: str) -> bool:
@@ -48,22 +39,6 @@ def normalize_number(number: str) -> str:
     """Return a number without commas, dollar signs, text before `#### ` and a final period."""
     number = number.replace(",", "").replace("$", "")
     return re.sub(r"\.$", "", re.sub(r"(?s).*#### ", "", number)).lower()
-
-
-NEXT_PROBLEM = re.compile(r"(?<!^)\n+Problem[: ]")
-REMOVED_COMMANDS = ("\n", "\\!")
-REPLACED_COMMANDS = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
-IGNORED_MARKS = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$", "$", "\\%", "%", " ")
-
-
-def judge_boxed(answer: str, reference: str) -> bool:
-    r"""Compare the last `\boxed{}` as text: WeDLM's rule for MATH.
-
-    Ignores spaces, sizes of brackets and fractions, dollar, percent and degree signs, and commas
-    between digits. Text after another `Problem:` is not considered.
-    """
-    content = last_boxed(NEXT_PROBLEM.split(answer)[0])
-    return bool(content) and normalize_expression(content or "") == normalize_expression(reference)
 
 
 def judge_math_verify(answer: str, reference: str) -> bool:
@@ -109,16 +84,3 @@ def braced_prefix(text: str) -> str | None:
         if depth == 0:
             return text[1:end]
     return None
-
-
-def normalize_expression(expression: str) -> str:
-    for mark in REMOVED_COMMANDS:
-        expression = expression.replace(mark, "")
-    for mark, replacement in REPLACED_COMMANDS:
-        expression = expression.replace(mark, replacement)
-    for mark in IGNORED_MARKS:
-        expression = expression.replace(mark, "")
-    expression = re.sub(r"(\d),(\d)", r"\1\2", expression)
-    while expression.startswith("{") and braced_prefix(expression) == expression[1:-1]:
-        expression = expression[1:-1]
-    return expression
