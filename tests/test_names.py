@@ -8,10 +8,10 @@ from source import MODULES, ROOT
 FOREIGN = {
     *("Class", "alg_temp", "confidence_eos_eot_inf", "logits_eos_inf"),  # of authors' code
     *("qwen3_next_mtp", "qwen3_5_mtp", "request_router_kwargs", "RAY_ADDRESS"),
-    *("gsm8k_cot", "mbpp_instruct", "exact_match", "hf"),  # of lm-evaluation-harness
+    *("mbpp_instruct", "exact_match", "hf"),  # of lm-evaluation-harness
     *("nohup", "PATH", "MODEL", "METHOD", "RECIPE", "TARGET", "ADAPTER"),  # of commands
     *("FILE", "CLASS", "ORG", "REPO", "sha256sum"),
-    *("eot_id", "eospadding", "extract", "Id", "The", "sequence"),  # parts of texts
+    *("eot_id", "eospadding", "extract", "Id", "sequence"),  # parts of texts
 }
 """Names that are not in the package. Each must occur, so that none outlives its use."""
 

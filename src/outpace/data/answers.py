@@ -162,12 +162,7 @@ def append_record(file: FileIO, record: JsonRecord) -> None:
 
 
 def find_answered_lines(file: FileIO, prompts: Sequence[ChatPrompt]) -> set[int]:
-    """Return the line numbers whose answers are in a file, and truncate an incomplete last line.
-
-    Raises:
-        ValueError: If a complete or incomplete line answers a different prompt. The file is then
-            unchanged.
-    """
+    """Return the line numbers whose answers are in a file, and truncate an incomplete last line."""
     file.seek(0)
     whole, end, torn = file.readall().rpartition(b"\n")
     done: set[int] = set()

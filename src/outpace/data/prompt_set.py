@@ -31,11 +31,7 @@ class OverlapIndex:
     """All sequences of ten words in the texts of files, to find them in other texts."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Read JSON lines, of which every text counts, or plain text.
-
-        Raises:
-            ValueError: If a file is missing, invalid, or has no ten words in a row.
-        """
+        """Read JSON lines, of which every text counts, or plain text."""
         self.grams: dict[str, Path] = {}
         for path in paths:
             if not path.is_file():
@@ -87,25 +83,19 @@ Progress = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSet:
-    """Prompts of files by location, without repetitions and overlaps.
-
-    Attributes:
-        training: prompts of the training data.
-        held_out: prompts of the held-out data.
-        held_out_share: share of the prompts that is held out.
-        excluded: texts that no prompt overlaps with.
-        read: number of prompts read.
-        repeated: number of prompts left out because they occur earlier.
-        overlapping: number of prompts left out because of an overlap, by excluded file.
-    """
+    """Prompts of files by location, without repetitions and overlaps."""
 
     training: Mapping[str, ChatPrompt]
     held_out: Mapping[str, ChatPrompt]
     held_out_share: float
+    """Share of the prompts that is held out."""
     excluded: OverlapIndex
+    """Texts that no prompt overlaps with."""
     read: int
     repeated: int
+    """Number of prompts left out because they occur earlier."""
     overlapping: Mapping[str, int]
+    """Number of prompts left out because of an overlap, by excluded file."""
 
     @property
     def by_file(self) -> dict[str, Mapping[str, ChatPrompt]]:
@@ -185,11 +175,7 @@ def locate_prompts(path: Path) -> Iterator[tuple[str, ChatPrompt]]:
 
 
 def read_prompt_file(path: Path) -> list[ChatPrompt]:
-    """Return the prompts of JSON lines, or of a `.txt` file with one per line.
-
-    Raises:
-        ValueError: If the file or a line is invalid, or there is no prompt.
-    """
+    """Return the prompts of JSON lines, or of a `.txt` file with one per line."""
     if found := [prompt for _, prompt in locate_prompts(path)]:
         return found
     raise ValueError(f"prompts: {path} has no prompts; give JSON lines, or .txt with one per line")

@@ -50,11 +50,7 @@ class EventReader:
         self.incomplete_line = b""
 
     def read_chunk(self, chunk: bytes) -> list[bytes]:
-        """Return the data of events completed by a chunk; other lines are skipped.
-
-        Raises:
-            ValueError: a line exceeds `MAX_LINE_BYTES`.
-        """
+        """Return the data of events completed by a chunk; other lines are skipped."""
         *lines, self.incomplete_line = (self.incomplete_line + chunk).split(b"\n")
         if len(self.incomplete_line) > MAX_LINE_BYTES:
             raise ValueError(f"a line of the stream has more than {MAX_LINE_BYTES} bytes")
@@ -79,9 +75,6 @@ class Client:
             url: the server's address, with or without `/v1`.
             key: API key, sent as bearer token.
             timeout: maximum seconds of a complete answer.
-
-        Raises:
-            ValueError: an argument is invalid.
         """
         self.url = base_url(url)
         if not (timeout > 0 and math.isfinite(timeout)):
@@ -192,11 +185,7 @@ def record_text(record: RequestRecord, data: bytes, now: float) -> None:
 
 
 def parse_chunk(record: RequestRecord, data: bytes) -> str:
-    """Record the counts of a chunk or complete answer, and return its text.
-
-    Raises:
-        RequestError: the server reports an error, or the data is malformed.
-    """
+    """Record the counts of a chunk or complete answer, and return its text."""
     try:
         chunk = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -222,7 +211,6 @@ def parse_chunk(record: RequestRecord, data: bytes) -> str:
 
 
 def choice_text(choice: dict[str, Any]) -> str:
-    """Return the text of a completion, chat chunk or chat message; reasoning is included."""
     match choice.get("delta") or choice.get("message") or choice:
         case {"content": str(text)} | {"text": str(text)} if text:
             return text

@@ -29,11 +29,7 @@ BOOTSTRAP_SAMPLES, INTERVAL_QUANTILES = 10_000, (0.025, 0.975)
 
 
 def read_results(paths: Iterable[Path]) -> list[ResultRecord]:
-    """Return the results of report files.
-
-    Raises:
-        ValueError: If a file is not a report or has another schema version.
-    """
+    """Return the results of report files."""
     return [result for path in paths for result in read_report(path)]
 
 
@@ -93,9 +89,6 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
 
     Compares accuracy, if both were judged, tokens per forward, and the likelihood and acceptance
     length, if both have those of their answers.
-
-    Raises:
-        ValueError: If the questions differ.
     """
     if first["questions"] != other["questions"] or first["problems"] != other["problems"]:
         raise ValueError(

@@ -16,25 +16,22 @@ from outpace.methods.options import method_from_options, method_name, open_metho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodEntry:
-    """A model with a method.
-
-    Attributes:
-        line: label shared by the entries of one line of a sweep.
-        setting: the swept option and its value; empty if none is swept.
-        adapter: adapter that is merged into the model.
-        protocol: protocol of its lengths and sampling, if not that of the prompts.
-        batch: number of concurrent requests, if not that of the load.
-        task: task of its prompts, one without a file, if not that of the other entries.
-    """
+    """A model with a method."""
 
     model: str
     method: Method
     line: str
+    """Label shared by the entries of one line of a sweep."""
     setting: str = ""
+    """The swept option and its value; empty if none is swept."""
     adapter: str | None = None
+    """Adapter that is merged into the model."""
     protocol: str | None = None
+    """Protocol of its lengths and sampling, if not that of the prompts."""
     batch: int | None = None
+    """Number of concurrent requests, if not that of the load."""
     task: str | None = None
+    """Task of its prompts, one without a file, if not that of the other entries."""
 
     @property
     def name(self) -> str:
@@ -63,9 +60,6 @@ def expand_entries(
     """Return an entry per combination of option values.
 
     Entries of one line differ in the last option with several values.
-
-    Raises:
-        ValueError: an option is unknown, or a value is invalid.
     """
     varied = [option for option, values in options.items() if len(values) > 1]
     last = varied[-1] if varied else None

@@ -126,7 +126,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         )
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return answers, each cut at a stop string of its task."""
         encoded = [self.encode_request(*request.args) for request in requests]
         keys = [request_key("generate_until", [tokens, options]) for tokens, options in encoded]
         with self.open_samples() as samples:

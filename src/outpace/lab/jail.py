@@ -91,11 +91,6 @@ class FilterProgram(ctypes.Structure):
 
 
 def call_prctl(*arguments: object) -> None:
-    """Call `prctl` of the C library.
-
-    Raises:
-        OSError: If the kernel rejects a call.
-    """
     libc = ctypes.CDLL(None, use_errno=True)
     padded = [*arguments, 0, 0, 0, 0][:5]
     if libc.prctl(*(ctypes.c_ulong(a) if isinstance(a, int) else a for a in padded)):

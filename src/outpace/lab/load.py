@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter as clock
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from outpace.api.chat_template import Message
 from outpace.data.prompt_set import read_prompt_file
@@ -81,7 +81,6 @@ class Poisson:
 Arrivals = ClosedLoop | Poisson
 
 
-Endpoint = Literal["chat", "completions"]
 WorkloadPrompt = str | list[Message]
 
 
@@ -91,29 +90,13 @@ class Workload:
 
     `fields` are fields of every request, such as `max_tokens` and `outpace`. Request n has the
     seed `seed + n`.
-
-    Raises:
-        ValueError: the endpoint is unknown, or does not accept a prompt.
     """
 
     model: str
     prompts: Sequence[WorkloadPrompt]
-    endpoint: Endpoint = "chat"
     seed: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = True
-
-    def __post_init__(self) -> None:
-        if self.endpoint not in get_args(Endpoint):
-            raise OptionError(
-                "endpoint", self.endpoint, f"must be {' or '.join(get_args(Endpoint))}"
-            )
-        if self.endpoint == "completions":
-            for number, prompt in enumerate(self.prompts, 1):
-                if not isinstance(prompt, str):
-                    raise ValueError(
-                        f"prompt {number} is a list of messages, which needs endpoint chat"
-                    )
 
     def request_bodies(self, first: int, count: int) -> Iterator[RequestBody]:
         return map(self.request_body, range(first, first + count))
@@ -123,8 +106,6 @@ class Workload:
         body = {"model": self.model, "seed": self.seed + number, **self.fields}
         if self.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        if self.endpoint == "completions":
-            return {**body, "prompt": prompt}
         user = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return {**body, "messages": user}
 
@@ -148,32 +129,23 @@ def load_prompts(path: Path | None, count: int, seed: int) -> list[WorkloadPromp
 
 @dataclass(slots=True, kw_only=True)
 class LoadLevel:
-    """One level of load and its results so far.
-
-    Attributes:
-        arrivals: arrival process of the requests.
-        requests: number of requests.
-        records: records of finished requests.
-        sent: number of requests sent.
-        tokens: output tokens of complete answers.
-        failed: number of failed requests.
-        seconds: time from the first request to the last answer.
-        cpu: CPU seconds of this process in that time, to detect a client that is too slow.
-    """
+    """One level of load and its results so far."""
 
     arrivals: Arrivals
     requests: int
     records: list[RequestRecord] = field(default_factory=list)
     sent: int = 0
     tokens: int = 0
+    """Output tokens of complete answers."""
     failed: int = 0
     seconds: float = 0.0
+    """Time from the first request to the last answer."""
     cpu: float = 0.0
+    """CPU seconds of this process in that time, to detect a client that is too slow."""
 
     async def run_requests(
         self, client: Client, bodies: Iterable[RequestBody], progress: Callable[[LoadLevel], None]
     ) -> None:
-        """Send all requests; `progress` is called after each answer."""
         began, cpu = clock(), time.process_time()
 
         async def send_and_record(body: RequestBody) -> None:
@@ -208,9 +180,6 @@ async def measure_levels(
     """Measure the levels in place, each after `warmup` requests that are not counted.
 
     Prompts are repeated only after all have been sent.
-
-    Raises:
-        ValueError: a first, uncounted request has no measurable answer; nothing else is sent.
     """
     check_response(await client.send_request(workload.request_body(0)), workload)
     number = 1

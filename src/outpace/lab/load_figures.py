@@ -14,31 +14,23 @@ import numpy as np
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """A request and its answer as measured by a client; times are seconds of one clock.
-
-    Attributes:
-        began: time at which the request was sent.
-        ended: time at which the answer ended.
-        events: times at which text arrived. Data of one read is one event, even if the server
-            sent several chunks.
-        text: the answer's full text.
-        finish_reason: reported by the server.
-        tokens: output tokens reported by the server.
-        forwards: forward passes of the target, if the server reports them.
-        error: None for a complete answer; otherwise an HTTP status, `unreachable`, `dropped`
-            (the connection ended before the answer), `timeout`, `failed` (an error event in the
-            stream) or `malformed`.
-        error_message: the server's message about the error.
-    """
+    """A request and its answer as measured by a client; times are seconds of one clock."""
 
     began: float
     ended: float = 0.0
     events: list[float] = field(default_factory=list)
+    """Times at which text arrived. Data of one read is one event, even if the server sent several
+    chunks."""
     text: str = ""
     finish_reason: str | None = None
     tokens: int | None = None
+    """Output tokens reported by the server."""
     forwards: int | None = None
+    """Forward passes of the target, if the server reports them."""
     error: str | None = None
+    """None for a complete answer; otherwise an HTTP status, `unreachable`, `dropped` (the
+    connection ended before the answer), `timeout`, `failed` (an error event in the stream) or
+    `malformed`."""
     error_message: str = ""
 
     @property

@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from outpace.cli.plots import Axes, Figure, new_figure, save_figure
+from outpace.cli.plots import Axes, new_figure, save_figure
 from outpace.lab.compare import ResultRecord, pareto_indices, result_title
 
 Results = Sequence[ResultRecord]
@@ -55,7 +55,8 @@ def draw_front(results: Results, path: Path) -> None:
         pane.grid(alpha=0.3)
         pane.margins(x=0.09)
     panes[0].set_ylabel("accuracy (%)")
-    add_legend(figure, panes[0])
+    handles, labels = panes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
     save_figure(figure, path)
 
 
@@ -74,11 +75,6 @@ def plot_line(pane: Axes, line: Results, key: str, name: str, height: str = "acc
     for result, left, top in zip(line, x, y, strict=True):
         text, colour = result.get("setting", ""), drawn.lines[0].get_color()
         pane.annotate(text, (left, top), (4, 4), textcoords="offset points", size=6, color=colour)
-
-
-def add_legend(figure: Figure, pane: Axes) -> None:
-    handles, labels = pane.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
 
 
 CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}

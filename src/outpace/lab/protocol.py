@@ -41,49 +41,33 @@ TEMPLATE_FIELD = re.compile(r"\{([A-Za-z]\w*)(?:\[(\d+)\])?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to prompt a model with the lines of a task, with published results.
-
-    Attributes:
-        task: Name of the task.
-        name: Name of this setting among those of its task in a protocol.
-        harness: Name of the task in lm-evaluation-harness.
-        model: Checkpoint of the published numbers.
-        adapter: Adapter of the published numbers.
-        template: The question, with `{fields}` of its line; None if only the harness has it.
-        shot: Text after the template in a few-shot example.
-        shots: Number of few-shot examples.
-        held_out: Whether the examples are the first lines of the file, which are then not
-            questions.
-        intro: Text before everything else.
-        between: Text between examples.
-        system: System prompt.
-        turns: Whether examples are turns of a conversation.
-        raw: Whether the text is continued without a chat template.
-        variables: Variables of the chat template.
-        stop: Strings that end an answer.
-        score: Name of the scoring rule.
-        max_tokens: Maximum number of tokens of an answer.
-        temperature: Sampling temperature.
-        top_p: Nucleus sampling threshold.
-        canvas: `max_tokens` for diffusion models, which decode all of it, if different.
-        method: Name and options of the method.
-        published: Published figures and their place in the paper, in percent and seconds.
-    """
+    """One way to prompt a model with the lines of a task, with published results."""
 
     task: str
     name: str = ""
+    """Name of this setting among those of its task in a protocol."""
     harness: str | None = None
+    """Name of the task in lm-evaluation-harness."""
     model: str | None = None
+    """Checkpoint of the published numbers."""
     adapter: str | None = None
+    """Adapter of the published numbers."""
     template: str | None = None
+    """The question, with `{fields}` of its line; None if only the harness has it."""
     shot: str | None = None
+    """Text after the template in a few-shot example."""
     shots: int = 0
     held_out: bool = False
+    """Whether the examples are the first lines of the file, which are then not questions."""
     intro: str = ""
+    """Text before everything else."""
     between: str = "\n\n"
+    """Text between examples."""
     system: str | None = None
     turns: bool = False
+    """Whether examples are turns of a conversation."""
     raw: bool = False
+    """Whether the text is continued without a chat template."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     score: str = "exact"
@@ -91,8 +75,10 @@ class Setting:
     temperature: float | None = None
     top_p: float | None = None
     canvas: int | None = None
+    """`max_tokens` for diffusion models, which decode all of it, if different."""
     method: Mapping[str, Any] | None = None
     published: Sequence[Mapping[str, Any]] = ()
+    """Published figures and their place in the paper, in percent and seconds."""
 
     def __post_init__(self) -> None:
         from outpace.lab.scoring import SCORERS
@@ -141,10 +127,6 @@ class Setting:
             path: File of the task.
             limit: Maximum number of questions.
             shots: File of few-shot examples.
-
-        Raises:
-            ValueError: If a file is missing or a line invalid.
-            OSError: If the answers cannot be judged on this machine.
         """
         from outpace.lab.scoring import NEEDED
 
@@ -215,11 +197,7 @@ def fill_template(template: str, line: JsonRecord) -> str:
 
 
 def load_settings(protocol: str) -> list[Setting]:
-    """Return all settings of a protocol, given by name or file.
-
-    Raises:
-        ValueError: If the protocol is unknown or invalid.
-    """
+    """Return all settings of a protocol, given by name or file."""
     path = PROTOCOL_FOLDER / f"{protocol}.toml" if protocol in PROTOCOLS else Path(protocol)
     if not path.is_file():
         raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
@@ -240,11 +218,7 @@ def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
 
 
 def find_setting(task: str, protocol: str = "plain") -> Setting:
-    """Return the setting of a task in `protocol` or `protocol:name`.
-
-    Raises:
-        ValueError: If the task, protocol or name is unknown; the message lists the valid ones.
-    """
+    """Return the setting of a task in `protocol` or `protocol:name`."""
     protocol, _, name = protocol.partition(":")
     all_settings = load_settings(protocol)
     if task not in TASKS and task not in {each.task for each in all_settings}:

@@ -14,19 +14,7 @@ from outpace.lab.samples import SCHEMA_VERSION
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationReport:
-    """Metrics of one run. Only output tokens count, never prompts or the warm-up.
-
-    Attributes:
-        task: Name of the task.
-        model: Name of the model.
-        method: The method with its options.
-        batch: Number of concurrent requests.
-        protocol: Name of the protocol.
-        questions: Hash of the questions.
-        outputs: The answers.
-        verdicts: Whether each answer is correct; None if it is not judged.
-        seconds: Wall time of the answers.
-    """
+    """Metrics of one run. Only output tokens count, never prompts or the warm-up."""
 
     task: str
     model: str
@@ -34,9 +22,12 @@ class EvaluationReport:
     batch: int
     protocol: str = ""
     questions: str = ""
+    """Hash of the questions."""
     outputs: list[Output] = field(default_factory=list, repr=False)
     verdicts: list[bool | None] = field(default_factory=list, repr=False)
+    """Whether each answer is correct; None if it is not judged."""
     seconds: float = 0.0
+    """Wall time of the answers."""
 
     def add_answer(self, output: Output, right: bool | None) -> None:
         self.outputs.append(output)
@@ -60,7 +51,6 @@ class EvaluationReport:
 
     @property
     def accuracy_interval(self) -> tuple[float, float]:
-        """95 % confidence interval for the accuracy (Wilson, 1927)."""
         return metrics.wilson_interval(self.correct_count, self.judged_count)
 
     @property

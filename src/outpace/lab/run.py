@@ -93,31 +93,22 @@ def evaluate(
     return report
 
 
-def limit_to_context(llm: LLM, questions: Sequence[Question], options: Options) -> Options:
-    """Return options whose `max_tokens` fits in the context after the longest prompt.
-
-    Raises:
-        ValueError: If a prompt cannot be encoded.
-    """
-    request_options = RequestOptions.of(options)
-    method = llm.methods.select_method(request_options.method)
-    encode = partial(llm.text.encode, raw=request_options.raw, template=request_options.template)
-    longest = max(len(encode(question.prompt)) for question in questions)
-    room = max(llm.pair(method).free_tokens(method, longest), 1)
-    return {**options, "max_tokens": min(options["max_tokens"] or room, room)}
-
-
 def resolve_options(
     llm: LLM, setting: Setting, questions: Sequence[Question], request: Options
 ) -> Options:
     """Return the options of all requests, whose method `request` has.
 
-    A length of the protocol is reduced to the context.
+    A length of the protocol is reduced to the context after the longest prompt.
     """
     options = setting.request_options(request)
-    if request.get("max_tokens") is None:
-        options = limit_to_context(llm, questions, options)
-    return options
+    if request.get("max_tokens") is not None:
+        return options
+    chosen = RequestOptions.of(options)
+    method = llm.methods.select_method(chosen.method)
+    encode = partial(llm.text.encode, raw=chosen.raw, template=chosen.template)
+    longest = max(len(encode(question.prompt)) for question in questions)
+    room = max(llm.pair(method).free_tokens(method, longest), 1)
+    return {**options, "max_tokens": min(options["max_tokens"] or room, room)}
 
 
 def judgment_records(

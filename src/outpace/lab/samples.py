@@ -30,15 +30,11 @@ def questions_hash(questions: Sequence[Question]) -> str:
 
 @dataclass(slots=True)
 class Samples:
-    """Stored records by number or key, and the file to which new ones are appended.
-
-    Attributes:
-        records: Records by number or key.
-        file: The open file; None if records are not stored.
-    """
+    """Stored records by number or key, and the file to which new ones are appended."""
 
     records: dict[int | str, JsonRecord]
     file: FileIO | None = None
+    """The open file; None if records are not stored."""
 
     def add_record(self, number: int | str, record: JsonRecord) -> None:
         self.records[number] = record
@@ -46,11 +42,7 @@ class Samples:
             append_record(self.file, {"number": number, **record})
 
     def load_outputs(self, numbers: Iterable[int | str]) -> dict[int | str, Output]:
-        """Return some of the records as outputs.
-
-        Raises:
-            ValueError: If a record is invalid.
-        """
+        """Return some of the records as outputs."""
         try:
             return {number: output_from_record(self.records[number]) for number in numbers}
         except (KeyError, TypeError, ValueError) as error:
@@ -60,11 +52,7 @@ class Samples:
 
 @contextmanager
 def resume_samples(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
-    """Open a file of samples, with the records of an earlier run under the same header.
-
-    Raises:
-        ValueError: If the file belongs to another run; it remains unchanged.
-    """
+    """Open a file of samples, with the records of an earlier run under the same header."""
     if path is None:
         yield Samples({})
         return

@@ -36,9 +36,6 @@ def run_sandboxed(program: str) -> Verdict:
 
     It has no network, child processes, writable files, environment or input. It can read what its
     user can read.
-
-    Raises:
-        OSError: If this machine has no sandbox: see `check_sandbox`.
     """
     check_sandbox()
     return execute_program(program)

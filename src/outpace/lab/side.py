@@ -179,9 +179,6 @@ def alternate_turns(
     Each round uses a part of the questions, of which all sides have equally many. Before its first
     turn, each side answers a batch as `warm_up`. `samples` is a folder that stores the turns, from
     which an interrupted run resumes.
-
-    Raises:
-        ValueError: the questions of a round do not fill a batch.
     """
     check_rounds(len(sides[0].questions), rounds, max(side.load.batch for side in sides))
     with ExitStack() as stack:
@@ -285,7 +282,6 @@ def sweep_figures(side: Side) -> SideFigures:
 
 
 def turn_costs(turns: Sequence[SideTurn]) -> SideFigures:
-    """Return milliseconds per forward of the target, and per pass of each model."""
     steps = [step for turn in turns for output in turn.outputs for step in output.steps]
     passes = {}
     for model in model_roles([output for turn in turns for output in turn.outputs]):

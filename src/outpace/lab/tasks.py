@@ -23,40 +23,30 @@ MAX_GENERATED_PROBLEMS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A source of lines, whose fields a template can include.
-
-    Attributes:
-        reference: Returns the scorer's reference for a line.
-    """
+    """A source of lines, whose fields a template can include."""
 
     reference: Callable[[JsonRecord], Any]
+    """Returns the scorer's reference for a line."""
 
     @abstractmethod
     def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
-        """Return the first `limit` lines.
-
-        Raises:
-            ValueError: If a line is invalid, or a file is missing or unexpected.
-        """
+        """Return the first `limit` lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTask(Task):
-    """Lines of a published JSON Lines file, which is not part of this package.
-
-    Attributes:
-        texts: Fields that must contain a string.
-        lists: Fields that must contain a list of strings; templates join them by newlines.
-        file: Name of the file where it is published.
-        wanted: What its last text must contain, for error messages.
-        aliases: Other names of fields, as other releases of the file have them.
-    """
+    """Lines of a published JSON Lines file, which is not part of this package."""
 
     file: str
+    """Name of the file where it is published."""
     texts: tuple[str, ...]
+    """Fields that must contain a string."""
     lists: tuple[str, ...] = ()
+    """Fields that must contain a list of strings; templates join them by newlines."""
     wanted: str = "a result"
+    """What its last text must contain, for error messages."""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of fields, as other releases of the file have them."""
 
     def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
         if path is None or not Path(path).is_file():
@@ -104,7 +94,6 @@ def worked_result(record: JsonRecord) -> str | None:
 
 
 def boxed_result(record: JsonRecord) -> str | None:
-    """Return the answer of a line, or else the boxed result of its solution."""
     answer = record.get("answer")
     return answer if isinstance(answer, str) and answer else last_boxed(record["solution"])
 

@@ -23,15 +23,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ProblemSplits:
-    """Assignment of problems of one kind to splits.
-
-    Attributes:
-        names: Names of the splits; those other than `train` and `test` have separate questions.
-        test_every: One question in this many belongs to the split `test`.
-    """
+    """Assignment of problems of one kind to splits."""
 
     names: tuple[str, ...]
+    """Names of the splits; those other than `train` and `test` have separate questions."""
     test_every: int
+    """One question in this many belongs to the split `test`."""
 
     def random_sources(self, split: str, count: int, seed: int, start: int) -> Iterator[Random]:
         """Return a random generator for each of the problems `start` to `start + count`.

@@ -40,7 +40,6 @@ def sudoku_problems(split: str, count: int, *, seed: int = 0, start: int = 0) ->
 
 
 def draw_sheet(split: str, rng: Random) -> Problem:
-    """Draw a sheet of one to four puzzles, all of the split."""
     sheet = [draw_puzzle(split, rng) for _ in range(rng.randint(1, MAX_PUZZLES_PER_SHEET))]
     questions, solutions = zip(*sheet, strict=True)
     return Problem(QUESTION_PREFIX + format_sheet(questions), format_sheet(solutions))

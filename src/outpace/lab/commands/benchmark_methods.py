@@ -71,7 +71,6 @@ class LoadGrid:
     seed: SeedFlag = 0
 
     def build_loads(self) -> list[RequestLoad]:
-        """Return every combination; raises `OptionError` for a number below 1."""
         from outpace.lab.side import RequestLoad
 
         batches = parse_counts(self.batch, "batch")
@@ -156,7 +155,6 @@ def benchmark_methods(
 
 
 def repeat_prompts(path: Path, limit: int, least: int) -> list[Question]:
-    """Return the first `limit` prompts of a file, all as often as `least` questions need."""
     from outpace.data.prompt_set import read_prompt_file
 
     check_at_least_one(limit=limit)
@@ -200,7 +198,6 @@ def check_complete(sides: Sequence[Side], rounds: int) -> None:
 
 
 def parse_counts(text: str, name: str) -> list[int]:
-    """Parse a list of positive numbers such as `1,4,16`."""
     parsed = parse_numbers(text, int, name)
     for number in parsed:
         check_at_least_one(**{name: number})
@@ -279,20 +276,6 @@ def run_rounds(
     return whole, False
 
 
-def varying_columns(results: Sequence[SideFigures]) -> dict[str, str]:
-    """Return the keys of the loads that differ, and their column names."""
-    names = {"batch": "batch", "prompt_length": "prompt", "max_tokens": "max\ntokens"}
-    return {key: n for key, n in names.items() if len({each[key] for each in results}) > 1}
-
-
-def empty_table(results: Sequence[SideFigures], columns: Sequence[str]) -> Table:
-    """Create an empty table: number, varying keys of the load, and `columns`."""
-    table = Table(header_style="bold")
-    for name in ("", *varying_columns(results).values(), *columns):
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def results_table(results: Sequence[SideFigures]) -> Table:
     """Build a table with a line per side; only judged answers have a column of quality."""
     quality = {}
@@ -302,25 +285,25 @@ def results_table(results: Sequence[SideFigures]) -> Table:
         quality = {"accuracy\n95 %": [format_accuracy(each) for each in results]}
     has_cpu = results[0]["clock"] == "cpu"
     speed = "tokens\nper CPU s\nper s" if has_cpu else "tokens\nper s"
+    speeds = ["tokens_per_cpu_second"] * has_cpu + ["tokens_per_second"]
     columns = (*quality, "tokens\nper forward", speed, "p50 s\np95 s", "first\ntext s")
-    table = empty_table(results, (*columns, "faster\n95 %"))
+    loads = {"batch": "batch", "prompt_length": "prompt", "max_tokens": "max\ntokens"}
+    varying = [key for key in loads if len({each[key] for each in results}) > 1]
+    table = Table(header_style="bold")
+    for name in ("", *(loads[key] for key in varying), *columns, "faster\n95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
     for number, each in enumerate(results):
         table.add_row(
             str(number + 1),
-            *(str(each[key]) for key in varying_columns(results)),
+            *(str(each[key]) for key in varying),
             *(cells[number] for cells in quality.values()),
             format_rate(each),
-            *([format_speeds(each)] if has_cpu else [format_number(each["tokens_per_second"])]),
+            "\n".join(format_number(each[key]) for key in speeds),
             f"{each['latency']['p50']:.3f}\n{each['latency']['p95']:.3f}",
             f"{each['first_text']['p50']:.3f}",
             format_ratio(each),
         )
     return table
-
-
-def format_speeds(result: SideFigures) -> str:
-    names = "tokens_per_cpu_second", "tokens_per_second"
-    return "\n".join(format_number(result[name]) for name in names)
 
 
 def format_rate(result: SideFigures) -> str:

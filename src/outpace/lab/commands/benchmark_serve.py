@@ -37,7 +37,6 @@ MAX_CLIENT_LOAD = 0.8
 class WorkloadFlags:
     """Flags of the workload."""
 
-    endpoint: Annotated[str, Option(help="Endpoint: chat or completions.")] = "chat"
     prompts: Annotated[
         Path | None, Option(help=f"{PROMPT_FILE_HELP}; story problems by default.")
     ] = None
@@ -62,7 +61,6 @@ class WorkloadFlags:
         return Workload(
             model=model,
             prompts=load_prompts(self.prompts, count, self.seed),
-            endpoint=self.endpoint,  # type: ignore[arg-type]
             seed=self.seed,
             fields=fields,
         )
@@ -126,7 +124,6 @@ def benchmark_serve(
 def build_levels(
     concurrency: str | None, rate: str | None, requests: int | None, seed: int
 ) -> list[LoadLevel]:
-    """Build one level per number; raises `ValueError` for invalid numbers."""
     from outpace.lab.load import ClosedLoop, LoadLevel, Poisson
 
     if concurrency is not None and rate is not None:
@@ -163,7 +160,6 @@ def parse_numbers(text: str, kind: type[Number], name: str) -> list[Number]:
 
 
 async def find_only_model(client: Client) -> str:
-    """Return the model of a server; raises `ValueError` unless it has exactly one."""
     async with client:
         names = await client.list_models()
     if len(names) != 1:
@@ -202,7 +198,6 @@ def describe_run(client: Client, workload: Workload, warmup: int) -> dict[str, A
     return {
         "url": client.url,
         "model": workload.model,
-        "endpoint": workload.endpoint,
         "fields": dict(workload.fields),
         "seed": workload.seed,
         "prompts": len(workload.prompts),
@@ -217,7 +212,6 @@ MEAN_KEYS = ("tokens_per_event", "tokens_per_forward")
 
 
 def level_table(levels: Sequence[LoadFigures]) -> Table:
-    """Build a table with a column per level and a row per figure; times in milliseconds."""
     name = "rate" if "rate" in levels[0] else "concurrency"
     table = Table(name, box=None, pad_edge=False, header_style="bold")
     for level in levels:
@@ -245,7 +239,6 @@ def format_number(value: float) -> str:
 
 
 def check_answered(levels: Sequence[LoadLevel]) -> None:
-    """Raise `ValueError` if all requests failed; warn if the client was too slow."""
     failed = Counter(e.error for level in levels for e in level.records if e.error is not None)
     if failed.total() == sum(len(level.records) for level in levels):
         kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())

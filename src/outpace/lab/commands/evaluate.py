@@ -180,7 +180,6 @@ def race(
 def open_racers(
     entries: Sequence[str], load_flags: LoadFlags, questions: Sequence[Question], options: Options
 ) -> list[Side]:
-    """Load the models of all entries; raises `ValueError` for a bad one before any runs."""
     from outpace.lab.entry import parse_entries
     from outpace.lab.side import RequestLoad, Side
 
@@ -276,7 +275,8 @@ def evaluate_command(
         raise ValueError("--include, --chat and --draws need --tasks")
     setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
     options = setting.request_options(request | Options(method=method))
-    with replace_file(json_path) as file, replace_file(answers_path(json_path)) as answers:
+    beside = json_path and json_path.with_name(f"{json_path.stem}.answers.jsonl")
+    with replace_file(json_path) as file, replace_file(beside) as answers:
         llm = load_flags.open_model(model, options["method"], prefix_cache=not no_prefix_cache)
         request |= Options(method=llm.method)
         options = resolve_options(llm, setting, questions, request)
@@ -297,7 +297,6 @@ def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings:
 
 
 def write_answers(path: Path | None, questions: list[Question], report: EvaluationReport) -> None:
-    """Write each question with its answer, if there is a file."""
     from outpace.lab.run import judgment_records
 
     if path is not None:
@@ -305,12 +304,7 @@ def write_answers(path: Path | None, questions: list[Question], report: Evaluati
         path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def answers_path(path: Path | None) -> Path | None:
-    return None if path is None else path.with_name(f"{path.stem}.answers.jsonl")
-
-
 def write_report(path: Path | None, reports: list[EvaluationReport], **more: Any) -> None:
-    """Write figures with their provenance, and any `more` fields."""
     if path is not None:
         results = [report.to_record() for report in reports]
         text = json.dumps({"provenance": provenance_record(), "results": results, **more}, indent=2)

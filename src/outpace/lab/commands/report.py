@@ -83,7 +83,6 @@ def result_cells(result: ResultRecord) -> list[str]:
 
 
 def differences_table(results: Sequence[ResultRecord]) -> Table:
-    """Build a table of differences from the first run; raises `ValueError` if questions differ."""
     from outpace.lab.compare import bootstrap_differences
 
     first, *others = results
@@ -93,13 +92,9 @@ def differences_table(results: Sequence[ResultRecord]) -> Table:
     for number, other in enumerate(others, 2):
         for figure, d in bootstrap_differences(first, other).items():
             interval = f"{d.low:+.3f} … {d.high:+.3f}"
-            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, format_p_value(d.p))
+            p = "< 0.001" if d.p < 0.001 else f"{d.p:.3f}"  # limited by the number of draws
+            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, p)
     return table
-
-
-def format_p_value(p: float) -> str:
-    """Format a p-value, limited by the number of bootstrap draws."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def show_truncated(results: Sequence[Mapping[str, Any]]) -> None:

@@ -103,6 +103,7 @@ def reproduce(
     from outpace.lab.reproduce.figure import (
         PAPERS,
         data_files,
+        find,
         find_at,
         given_models,
         model_paths,
@@ -111,7 +112,9 @@ def reproduce(
     from outpace.lab.reproduce.page import page
 
     if list_all:
-        console.print(costs_of(PAPERS if figure is None else [figure]))
+        every = [each for name in ([figure] if figure else PAPERS) for each in find(name)]
+        scales = ((each, *pair) for each in every for pair in each.scales.items())
+        console.print(costs_of((each, name, plan) for each, name, of in scales for plan in of))
         return
     if figure is None:
         raise OptionError("figure", None, "give PAPER or PAPER:FIGURE; --list names them")
@@ -128,8 +131,7 @@ def reproduce(
         console.print(f"without a path of {names}: lines and claims that need it are left out")
     files = data_files(data or (), [plan for _, plan in plans])
     examples = shot_files(shots or (), [plan for _, plan in plans])
-    for each, plan in plans:
-        console.print(needs(each, plan, scale))
+    console.print(costs_of((each, scale, plan) for each, plan in plans))
     parts = [
         make_part(each, plan, scale, files.get(plan.task), examples.get(plan.task))
         for each, plan in plans
@@ -154,7 +156,6 @@ def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
 
 
 def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: str | None) -> Part:
-    """Load the questions of a part; `ValueError` for an invalid file, or too few questions."""
     from outpace.lab.side import check_rounds
 
     asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=file, shots=shots)
@@ -164,7 +165,6 @@ def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: 
 
 
 def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
-    """Measure a part, judge its claims, and write figures and picture."""
     from outpace.lab.plots import draw_figure
     from outpace.lab.reproduce.figure import needed
 
@@ -208,57 +208,28 @@ def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
     return [*verdicts, judge_texts(found)] if plan.is_lossless else verdicts
 
 
-def needs(figure: Figure, plan: Scale, scale: str) -> str:
-    """Return the expected cost of a figure in one line."""
-    from outpace.lab.reproduce.figure import needed
-
-    entries = plan.every
-    models = dict.fromkeys(name for entry in entries for name in entry.model_names)
-    text = (
-        f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
-        f"problems of {plan.task}, at most {plan.longest} tokens each, with {', '.join(models)}"
-    )
-    if made := needed(entries):
-        text += f"; {len(made)} of them it trains first"
-    if memory := memory_of(plan):
-        text += f"; {memory} of weights and caches in 16 bits"
-    time = time_of(figure, plan, scale)
-    return text + (f"; {time}" if time else "")
-
-
 def memory_of(plan: Scale) -> str:
-    """Return the GiB of all models together and of the largest; empty without known sizes."""
     from outpace.lab.reproduce.memory import gib_of, group_entries
 
     most = max(map(gib_of, group_entries(plan.every)))
     return f"{gib_of(plan.every):.0f} GiB ({most:.0f} in turn)" if most else ""
 
 
-def time_of(figure: Figure, plan: Scale, scale: str) -> str:
-    """Return the expected time; empty if it is not known."""
-    if plan.minutes is not None:
-        return f"about {plan.minutes:.1f} minutes of CPU time"
-    hours = figure.published_seconds(plan) / 3600 if scale == "full" else 0.0
-    return f"about {hours:.1f} hours at the published speeds" if hours else ""
-
-
-def costs_of(names: Iterable[str]) -> Table:
-    """Return a table of figures with the costs of each scale."""
-    from outpace.lab.reproduce.figure import find
+def costs_of(plans: Iterable[tuple[Figure, str, Scale]]) -> Table:
+    from outpace.lab.reproduce.figure import needed
 
     table = Table(header_style="bold")
-    for column in ("figure", "scale", "settings", "problems", "time", "memory"):
+    for column in ("figure", "scale", "settings", "trained first", "problems", "CPU min", "memory"):
         table.add_column(column, no_wrap=column == "figure", overflow="fold")
-    for figure in (figure for name in names for figure in find(name)):
-        for scale, plan in ((s, p) for s, plans in figure.scales.items() for p in plans):
-            costs = time_of(figure, plan, scale), memory_of(plan)
-            label = f"{figure.paper}:{figure.name}"
-            table.add_row(label, scale, str(len(plan.every)), f"{plan.limit} {plan.task}", *costs)
+    for figure, scale, plan in plans:
+        entries, label = plan.every, f"{figure.paper}:{figure.name}"
+        counts = str(len(entries)), str(len(needed(entries)) or ""), f"{plan.limit} {plan.task}"
+        minutes = "" if plan.minutes is None else f"{plan.minutes:.1f}"
+        table.add_row(label, scale, *counts, minutes, memory_of(plan))
     return table
 
 
 def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[list[MethodEntry]]:
-    """Return the entries by parts that fit into memory; `OptionError` if one does not."""
     from outpace.engine.stats import available_bytes
     from outpace.lab.reproduce.memory import CACHE_GIB, QUANTIZED_BYTES, fit_entries
     from outpace.models.device import resolve_device, resolve_dtype
@@ -277,7 +248,6 @@ def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[
 
 
 def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
-    """Train models, resuming earlier runs, and return the folders of their exports."""
     from outpace.lab.reproduce.figure import TRAINED
 
     exports = {}
@@ -332,7 +302,6 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
 
 
 def add_published(part: Part, found: Sequence[SideFigures]) -> None:
-    """Add the paper's speed-up and acceptance length of a line to its figures."""
     for line, figures in zip(part.plan.lines, by_line(part.plan, found), strict=True):
         if "paper" in line:
             point = part.figure.point(line["paper"], part.plan.task)

@@ -32,63 +32,56 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A property of the published figure that the measured one must share.
-
-    Attributes:
-        text: the claim in words.
-        line: number of the line, counted from 1.
-        trend: `rises` or `falls` from its first setting to its last; `higher` or `lower` than
-            another line at each setting; `unbeaten` by another line, in accuracy (with a judge,
-            likelihood) and speed.
-        key: the figure of a result that is compared; `speed` is tokens per second, `gain` the
-            speed relative to the first line, `likelihood` that of the text by the scale's judge.
-        than: number of the other line.
-        points: the fields that identify the published points, first to last or other to this
-            line; empty where the paper gives no numbers.
-        at: the only setting that is compared with another line; all if empty.
-        scales: the scales that have its lines.
-        note: a reason that the paper does not have, if the claim holds in miniature for one.
-    """
+    """A property of the published figure that the measured one must share."""
 
     text: str
     line: int
+    """Number of the line, counted from 1."""
     trend: str
+    """`rises` or `falls` from its first setting to its last; `higher` or `lower` than another line
+    at each setting; `unbeaten` by another line, in accuracy (with a judge, likelihood) and speed.
+    """
     key: str = "tokens_per_forward"
+    """The figure of a result that is compared; `speed` is tokens per second, `gain` the speed
+    relative to the first line, `likelihood` that of the text by the scale's judge."""
     than: int | None = None
+    """Number of the other line."""
     points: Sequence[Published] = ()
+    """The fields that identify the published points, first to last or other to this line; empty
+    where the paper gives no numbers."""
     at: str = ""
+    """The only setting that is compared with another line; all if empty."""
     scales: Sequence[str] = SCALES
+    """The scales that have its lines."""
     note: str = ""
+    """A reason that the paper does not have, if the claim holds in miniature for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much of a task is measured, on which models.
-
-    Attributes:
-        lines: entries as a file has them: model, adapter, method, options, lists where they are
-            swept, as `together` the values of options that are swept together, as `task` another
-            one without a file, as `protocol` one of other lengths and sampling, and as `paper` the
-            fields that identify the published point beside them.
-        batch: numbers of concurrent requests; each line is measured at all of them.
-        data: files of tasks next to this one, used unless the user gives another.
-        is_lossless: whether all lines must give the texts of the first one.
-        judge: causal model that measures the likelihood of the answers.
-        minutes: measured minutes of CPU time, for the expected time.
-    """
+    """How much of a task is measured, on which models."""
 
     task: str
     lines: Sequence[Mapping[str, Any]]
+    """Entries as a file has them: model, adapter, method, options, lists where they are swept, as
+    `together` the values of options that are swept together, as `task` another one without a file,
+    as `protocol` one of other lengths and sampling, and as `paper` the fields that identify the
+    published point beside them."""
     protocol: str = "plain"
     limit: int = 100
     rounds: int = 10
     batch: Sequence[int] = (1,)
+    """Numbers of concurrent requests; each line is measured at all of them."""
     max_tokens: int | None = None
     temperature: float | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    """Files of tasks next to this one, used unless the user gives another."""
     is_lossless: bool = False
+    """Whether all lines must give the texts of the first one."""
     judge: str | None = None
+    """Causal model that measures the likelihood of the answers."""
     minutes: float | None = None
+    """Measured minutes of CPU time, for the expected time."""
 
     def setting(self) -> Setting:
         return find_setting(self.task, self.protocol)
@@ -120,11 +113,7 @@ class Scale:
         return dict.fromkeys(n.removeprefix(GIVEN) for n in names if n.startswith(GIVEN))
 
     def with_models(self, paths: Mapping[str, str]) -> Scale:
-        """Replace given models by their paths, and empty the lines of those without a path.
-
-        Raises:
-            OptionError: the first line or the judge needs a model without a path.
-        """
+        """Replace given models by their paths, and empty the lines of those without a path."""
         if missing := [
             each for each in replace(self, lines=self.lines[:1]).given if each not in paths
         ]:
@@ -144,7 +133,6 @@ class Scale:
 
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
-    """Yield the entries of a line."""
     from outpace.lab.entry import expand_entries
     from outpace.methods.options import find_method
 
@@ -170,7 +158,6 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
 
 
 def sweep_batches(line: Sequence[MethodEntry], batches: Sequence[int]) -> list[MethodEntry]:
-    """Return the entries of a line at each number of concurrent requests."""
     if len(batches) == 1:
         return [replace(entry, batch=batches[0]) for entry in line]
     if len(line) > 1:
@@ -181,7 +168,6 @@ def sweep_batches(line: Sequence[MethodEntry], batches: Sequence[int]) -> list[M
 def sweep_together(
     entry: MethodEntry, method: type[Method], options: Options, changes: Sequence[Options]
 ) -> Iterator[MethodEntry]:
-    """Yield an entry for each set of values of several options."""
     from outpace.methods.options import method_from_options
 
     for change in changes:
@@ -192,24 +178,20 @@ def sweep_together(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Figure:
-    """A figure of a paper.
-
-    Attributes:
-        about: its subject.
-        place: beginning of the places of its published points.
-        task: of the published points, where the paper has none of the task that is measured.
-        claims: properties that the measured figure must share.
-        scales: what is measured, task by task: `mini` on the models of the zoo, `full` on the
-            published ones, `small` on a published one that a processor decodes fast.
-    """
+    """A figure of a paper."""
 
     paper: str
     name: str
     about: str
     place: str
+    """Beginning of the places of its published points."""
     task: str
+    """Of the published points, where the paper has none of the task that is measured."""
     claims: Sequence[Claim]
+    """Properties that the measured figure must share."""
     scales: Mapping[str, Sequence[Scale]]
+    """What is measured, task by task: `mini` on the models of the zoo, `full` on the published
+    ones, `small` on a published one that a processor decodes fast."""
 
     def published(self, task: str | None = None) -> list[Published]:
         """The points of the paper, with the names of their settings."""
@@ -240,21 +222,6 @@ class Figure:
         """Return the published points of a claim; `ValueError` for an ambiguous or missing one."""
         return [self.point(marks, task) for marks in claim.points]
 
-    def published_seconds(self, plan: Scale) -> float:
-        """Return the seconds of the published points at their speeds, 0 without any.
-
-        Answers have the length of the paper where it has one for the setting, else the full one.
-        """
-        settings = {each.name: each for each in load_settings(self.paper) if each.task == self.task}
-        seconds = 0.0
-        for point in self.published():
-            if (speed := point.get("tokens_per_second")) is not None:
-                setting = settings[point["setting"]]
-                timed = (each for each in setting.published if "latency" in each)
-                lengths = (each["latency"] * each["tokens_per_second"] for each in timed)
-                seconds += plan.limit * max(lengths, default=setting.max_tokens) / speed
-        return seconds
-
 
 def figure_names() -> list[str]:
     tables = {
@@ -279,13 +246,15 @@ def read(paper: str, name: str, table: Mapping[str, Any]) -> Figure:
         paper=paper,
         name=name,
         claims=[Claim(**claim) for claim in table["claims"]],
-        scales={scale: split_tasks(table[scale]) for scale in SCALES if scale in table},
+        scales={
+            scale: [
+                Scale(**{**plan, "task": task})
+                for task in (plan["task"] if isinstance(plan["task"], list) else [plan["task"]])
+            ]
+            for scale, plan in table.items()
+            if scale in SCALES
+        },
     )
-
-
-def split_tasks(table: Mapping[str, Any]) -> list[Scale]:
-    tasks = table["task"] if isinstance(table["task"], list) else [table["task"]]
-    return [Scale(**{**table, "task": task}) for task in tasks]
 
 
 def find(named: str) -> list[Figure]:
@@ -339,11 +308,7 @@ def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
 
 
 def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dict[str, str]:
-    """Return the files of an option by task, from TASK=FILE or a file alone.
-
-    Raises:
-        OptionError: If a file is of no task, or of one that needs none.
-    """
+    """Return the files of an option by task, from TASK=FILE or a file alone."""
     tasks = list(dict.fromkeys(plan.task for plan in plans))
     files: dict[str, str] = {}
     for text in texts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import tomllib
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from outpace.errors import OptionError
@@ -26,16 +25,12 @@ QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5625}
 SIZES = Path(__file__).parent / "models.toml"
 
 
-@cache
-def read_sizes(path: Path) -> dict[str, float]:
-    return tomllib.loads(path.read_text("utf-8"))
-
-
 def billions_of(name: str) -> float | None:
     """Return the billions of parameters of a published model or of a recipe; None if unknown."""
     if name.startswith(TRAINED):
         name = shlex.split(words_of(name))[0]
-    return read_sizes(SIZES).get(name)
+    billions: float | None = tomllib.loads(SIZES.read_text("utf-8")).get(name)
+    return billions
 
 
 def group_entries(entries: Entries) -> list[list[MethodEntry]]:
@@ -61,11 +56,7 @@ def gib_of(entries: Entries, number_bytes: float = 2.0, cache_gib: float = CACHE
 def fit_entries(
     entries: Entries, free_gib: float, number_bytes: float, cache_gib: float
 ) -> list[list[MethodEntry]]:
-    """Split entries into parts whose models fit into memory together, as few as their order allows.
-
-    Raises:
-        OptionError: If one target with its further models does not fit.
-    """
+    """Split entries into as few parts as their order allows, each of which fits into memory."""
     parts: list[list[MethodEntry]] = []
     for group in group_entries(entries):
         need = gib_of(group, number_bytes, cache_gib) + RESERVE_GIB

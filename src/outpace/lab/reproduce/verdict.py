@@ -116,7 +116,6 @@ def pictured(point: Published, key: str) -> str:
 
 
 def speed_of(result: ResultRecord) -> str:
-    """Key of tokens per second by the clock that its run was measured with."""
     return "tokens_per_cpu_second" if result["clock"] == "cpu" else "tokens_per_second"
 
 

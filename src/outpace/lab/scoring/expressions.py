@@ -45,11 +45,6 @@ def judge_math_verify(answer: str, reference: str) -> bool:
     r"""Compare the final expression by value with math-verify, as lm-eval's `math_verify` does.
 
     The reference is LaTeX, alone or in a `\boxed{}`.
-
-    Raises:
-        ValueError: If the library is not installed.
-        RuntimeError: In another thread than the main one, where its time limits do not work and it
-            would judge every answer wrong.
     """
     library = import_math_verify()
     if current_thread() is not main_thread():

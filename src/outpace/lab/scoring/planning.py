@@ -51,11 +51,6 @@ def equation_holds(expression: str, result: str) -> bool:
 
 
 def evaluate_arithmetic(node: ast.expr) -> float:
-    """Return the value of a sum, difference, product or quotient.
-
-    Raises:
-        ValueError: For any other expression.
-    """
     match node:
         case ast.Constant(value=int() | float() as number):
             return number
