@@ -95,10 +95,8 @@ def visibility_mask(span: RowSpan, seen: int, layer_window: AttentionWindow) -> 
 def tree_mask(
     mask: np.ndarray, own: np.ndarray, tree: Tree, layer_window: AttentionWindow
 ) -> np.ndarray:
-    """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix.
-
-    An attention window is counted along the slots a row sees, because these are its text.
-    """
+    """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix."""
+    # An attention window is counted along the slots a row sees, because these are its text.
     mask |= np.arange(mask.shape[1]) == own
     bits = np.array(tree.ancestor_masks, dtype=np.int64)[:, None]
     pointed = np.arange(min(MAX_TREE_SLOTS, mask.shape[1] - tree.root_slot))
@@ -257,10 +255,8 @@ class SequenceCall:
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attend with all rows.
-
-        For a single row, the query heads of a key/value head become rows of one product.
-        """
+        """Attend with all rows."""
+        # For a single row, the query heads of a key/value head become rows of one product.
         k, v = match_queries(q, keys[None, self.slots], values[None, self.slots])
         rows = q[self.rows]
         n, heads, size = rows.shape

@@ -87,10 +87,8 @@ class TokenAutomaton:
 
     @cached_property
     def thought_distances(self) -> list[IndexArray]:
-        """`tokens_to_end [S]` of texts whose thoughts end within 0, 1, 2 … tokens.
-
-        More tokens than those of the last entry make no difference.
-        """
+        """`tokens_to_end [S]` of texts whose thoughts end within 0, 1, 2 … tokens."""
+        # More tokens than those of the last entry make no difference.
         outside = np.arange(len(self.accepts)) >= self.thoughts.stop
         found = [np.where(outside | self.accepts, self.tokens_to_end, UNREACHABLE)]
         while True:
@@ -191,10 +189,8 @@ def count_bytes(value: object) -> int:
 def classify_tokens(
     moves: Sequence[tuple[IndexArray, IndexArray, IndexArray]], size: int, states: int
 ) -> tuple[TransitionTable, StateFlags]:
-    """Return the class of each of `size` tokens, and whether it is the example of its class.
-
-    Tokens with equal transitions share a class; these are compared by a 64-bit hash.
-    """
+    """Return the class of each of `size` tokens, and whether it is the example of its class."""
+    # Tokens with equal transitions share a class; these are compared by a 64-bit hash.
     marks = np.zeros(size, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for tokens, froms, tos in moves:

@@ -314,10 +314,8 @@ class Compiler:
         return read.build_constraint(**slots, both=not sequential)
 
     def compile_rule(self, key: RuleKey, room: int) -> CompiledRule:
-        """Return a compiled rule from the cache, or compile it under a lock.
-
-        It may be rejected early if it clearly cannot be satisfied in `room` tokens.
-        """
+        """Return a compiled rule from the cache, or compile it under a lock."""
+        # It may be rejected early if it clearly cannot be satisfied in `room` tokens.
         if (found := self.cached_rule(key)) is not None:
             return found
         with self.compile_lock:
@@ -414,10 +412,8 @@ class Compiler:
         return self.grammar_vocabularies[size]
 
     def token_vocabulary(self, size: int, *formats: CallFormat | ThoughtFormat) -> Vocabulary:
-        """Return the bytes of the first `size` tokens.
-
-        The mask token has none. Of the special tokens, only those of the formats have some.
-        """
+        """Return the bytes of the first `size` tokens."""
+        # The mask token has none. Of the special tokens, only those of the formats have some.
         assert self.tokenizer is not None
         shown: dict[int, str] = {}
         for form in formats:

@@ -126,10 +126,8 @@ keep_dfas = DfaCache().keep_dfas
 
 
 def search_table(mark: bytes) -> TransitionTable:
-    """Return the table of a search for a mark, `[len(mark), 256]` (Knuth et al., 1977).
-
-    State n has read n characters of it; the state `len(mark)` has read all.
-    """
+    """Return the table of a search for a mark, `[len(mark), 256]` (Knuth et al., 1977)."""
+    # State n has read n characters of it; the state `len(mark)` has read all.
     table = np.zeros((len(mark), 256), dtype=np.int32)
     for state, byte in enumerate(mark):
         if state:

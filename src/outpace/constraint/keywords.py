@@ -216,10 +216,8 @@ def declared_types(case: SchemaCase) -> set[str]:
 
 
 def written_types(case: SchemaCase) -> list[str]:
-    """Return the types of values to write.
-
-    These are the declared ones, or by default the first that has keywords.
-    """
+    """Return the types of values to write."""
+    # These are the declared ones, or by default the first that has keywords.
     found = declared_types(case)
     if not any("type" in schema.value for schema in case):
         words = {name for schema in case for name in schema.value}

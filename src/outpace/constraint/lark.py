@@ -122,10 +122,8 @@ class GrammarReader:
             self.current = self.first
 
     def check_references(self) -> None:
-        """Raise `TooLargeError` for long chains of references, and terminals that grow by them.
-
-        As the compilation does, this visits each definition once, from `start` on.
-        """
+        """Raise `TooLargeError` for long chains of references, and terminals that grow by them."""
+        # As the compilation does, this visits each definition once, from `start` on.
         sizes = dict.fromkeys(self.references, 1)
         names, visited = [""], {"start"}
         path = [iter([*self.references.get("", ()), *self.references.get("start", ())])]

@@ -28,10 +28,8 @@ def all_characters() -> str:
 
 
 def matched_ranges(node: Any, flags: int) -> list[CodeRange]:
-    """Return the encodable characters that a node of a parsed pattern matches.
-
-    `re` itself matches them, so that classes, flags and Unicode have its meaning.
-    """
+    """Return the encodable characters that a node of a parsed pattern matches."""
+    # `re` itself matches them, so that classes, flags and Unicode have its meaning.
     if is_literal(node, flags):
         spans = [(node[1], node[1])]
     elif is_explicit_set(node, flags):
@@ -47,10 +45,8 @@ def matched_ranges(node: Any, flags: int) -> list[CodeRange]:
 
 
 def set_cost(node: Any, flags: int) -> int:
-    """Return how much a set of characters counts, of `MAX_CHARACTER_SETS`.
-
-    `re` compares each character with each entry of a set that has any outside the basic plane.
-    """
+    """Return how much a set of characters counts, of `MAX_CHARACTER_SETS`."""
+    # `re` compares each character with each entry of a set that has any outside the basic plane.
     if node[0] is not _constants.IN or is_explicit_set(node, flags):
         return 1
     wide = any(each > "\uffff" for each in map(last_character, node[1]))
@@ -217,10 +213,8 @@ def check_room(least: int, room: TextRoom) -> None:
 
 
 def parse_pattern(pattern: str) -> Any:
-    """Return the syntax tree of a pattern from `re`.
-
-    A FutureWarning about sets is suppressed, because the caller cannot act on it.
-    """
+    """Return the syntax tree of a pattern from `re`."""
+    # A FutureWarning about sets is suppressed, because the caller cannot act on it.
     with warnings.catch_warnings():
         # Only this warning: the filter also affects other threads.
         warnings.filterwarnings("ignore", "Possible (nested )?set", FutureWarning)

@@ -162,11 +162,9 @@ class ObjectPiece:
         return 2 + sum(member.part.min_width for member in self.members if member.required)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add three states per place: before the first member, after a comma, after a member.
-
-        Members are skipped from place to place, so that each member has two successors instead of
-        one per later member.
-        """
+        """Add three states per place: before the first member, after a comma, after a member."""
+        # Members are skipped from place to place, so that each member has two successors instead of
+        # one per later member.
         count, end = len(self.members), net.add_state()
         begin = LiteralPiece("{").add_to_nfa(net, at)
         first, further, done = ([net.add_state() for _ in range(count + 1)] for _ in range(3))

@@ -289,14 +289,12 @@ class HoleSegment:
 
 
 def complete_segments(stretches: Sequence[HoleSegment], logits: Tensor, tokens: Tensor) -> None:
-    """Change tokens `[r]` of logits `[r, V]` so that those of each segment fit together.
-
-    At temperature 0, take the most probable tokens, by dynamic programming (Suresh et al., 2025).
-    Otherwise sample the product of the distributions given that the tokens fit: backward sums, then
-    sampling from left to right (Dang and Ermon, 2026), with the noise of a separate step. If top-p,
-    top-k and min-p leave no fitting tokens, they are not applied. Holes without a prediction count
-    as uniform.
-    """
+    """Change tokens `[r]` of logits `[r, V]` so that those of each segment fit together."""
+    # At temperature 0, take the most probable tokens, by dynamic programming (Suresh et al., 2025).
+    # Otherwise sample the product of the distributions given that the tokens fit: backward sums,
+    # then sampling from left to right (Dang and Ermon, 2026), with the noise of a separate step. If
+    # top-p, top-k and min-p leave no fitting tokens, they are not applied. Holes without a
+    # prediction count as uniform.
     groups: dict[tuple[int, bool, int], list[HoleSegment]] = {}
     sizes: Counter[tuple[int, bool]] = Counter()
     for each in stretches:
@@ -321,10 +319,8 @@ def complete_segments(stretches: Sequence[HoleSegment], logits: Tensor, tokens: 
 
 
 def sampling_log_weights(stretches: Sequence[HoleSegment], logits: Tensor) -> Tensor:
-    """Return log weights `[h, V]` for sampling, truncated unless nothing fits then.
-
-    The first few holes of a segment mostly decide whether anything fits.
-    """
+    """Return log weights `[h, V]` for sampling, truncated unless nothing fits then."""
+    # The first few holes of a segment mostly decide whether anything fits.
     ends = [*accumulate((len(each.rows) for each in stretches), initial=0)]
     temperatures = [each.read.sampling.temperature for each in stretches for _ in each.rows]
     result = logits / logits.new_tensor(temperatures)[:, None]
@@ -429,10 +425,8 @@ class HoleDistributions:
 
 
 def is_feasible(stretch: HoleSegment, allowed: StateFlags) -> bool:
-    """Return whether any tokens fit, as far as allowed bundles `[h, B]` are given.
-
-    The remaining places are not checked, because no move of a segment leads to a dead end.
-    """
+    """Return whether any tokens fit, as far as allowed bundles `[h, B]` are given."""
+    # The remaining places are not checked, because no move of a segment leads to a dead end.
     reached = np.ones(1, dtype=bool)
     for step, row in zip(stretch.steps, stretch.distribution_rows(0), strict=True):
         if row is not None and row >= len(allowed):
@@ -617,11 +611,9 @@ class RegularConstraint:
 
     @staticmethod
     def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
-        """Change tokens so that they fit together; keep segments that already fit.
-
-        A sample that is kept if it fits, and otherwise replaced by an independent one given that it
-        fits, has the distribution of the latter. The same holds segment by segment.
-        """
+        """Change tokens so that they fit together; keep segments that already fit."""
+        # A sample that is kept if it fits, and otherwise replaced by an independent one given that
+        # it fits, has the distribution of the latter. The same holds segment by segment.
         chosen = tokens.tolist()
         complete_segments(
             [each for fit in asked for each in fit.constraint.broken_segments(fit, chosen)],
@@ -630,10 +622,8 @@ class RegularConstraint:
         )
 
     def broken_segments(self, fit: JointRows, tokens: Sequence[int]) -> Iterator[HoleSegment]:
-        """Yield the segments of holes in which the `tokens` of all rows fit no answer.
-
-        A single state is possible before each segment, so that segments are independent.
-        """
+        """Yield the segments of holes in which the `tokens` of all rows fit no answer."""
+        # A single state is possible before each segment, so that segments are independent.
         assert fit.read.joint is not None
         reach = self.reachable_states(fit.read.joint.text[self.begin : self.limit])
         slots = zip(fit.slots, fit.rows, strict=True)

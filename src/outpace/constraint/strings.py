@@ -77,10 +77,8 @@ PYTHON_SYNTAX = {
 
 @keep_dfas
 def search_dfa(pattern: str, *, budget: StepBudget | None = None) -> Dfa:
-    """Return the automaton of JSON-encoded strings that contain a match of a pattern.
-
-    A string is accepted if both Python and ECMA 262 find the pattern.
-    """
+    """Return the automaton of JSON-encoded strings that contain a match of a pattern."""
+    # A string is accepted if both Python and ECMA 262 find the pattern.
     for what, sign in PYTHON_SYNTAX.items():
         if sign.search(pattern):
             raise UnsupportedError(f"{what} is not part of ECMA 262")

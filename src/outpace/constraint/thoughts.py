@@ -134,11 +134,9 @@ def free_text_dfa() -> Dfa:
 
 
 def add_thoughts(answer: Dfa, form: ThoughtFormat) -> Dfa:
-    """Return the automaton of thoughts and an answer, or of an answer alone.
-
-    The states are those before thoughts, of the thoughts, of the gap after them, and of the answer.
-    A text ends in the answer only, so all thoughts are followed by one.
-    """
+    """Return the automaton of thoughts and an answer, or of an answer alone."""
+    # The states are those before thoughts, of the thoughts, of the gap after them, and of the
+    # answer. A text ends in the answer only, so all thoughts are followed by one.
     marks = form.begin.encode(), form.direct.encode()
     prefixes = dict.fromkeys(mark[:size] for mark in marks for size in range(len(mark)))
     nodes = {prefix: number for number, prefix in enumerate(prefixes)}

@@ -85,11 +85,9 @@ class Vocabulary:
         return len(self.levels) - 1
 
     def token_moves(self, dfa: Dfa) -> Iterator[tuple[IndexArray, IndexArray, IndexArray]]:
-        """Yield tokens with equal transitions, their source states and their target states.
-
-        Prefixes are walked together while they lead from state to state alike, and so are states
-        with equal transitions.
-        """
+        """Yield tokens with equal transitions, their source states and their target states."""
+        # Prefixes are walked together while they lead from state to state alike, and so are states
+        # with equal transitions.
         labels, kinds = equal_bytes(dfa.table)
         states = np.arange(len(dfa.table))
         parts: PrefixGroups = {b"": (np.zeros(1, dtype=np.int64), [states], [states])}

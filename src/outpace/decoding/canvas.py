@@ -99,11 +99,10 @@ class Canvas:
         del self.holes[bisect_left(self.holes, end) :]
 
     def commit_prefix(self, request: Request, slots: Iterable[int]) -> bool:
-        """Commit the part before the first hole; return False once the request has ended.
-
-        Where one of `slots`, which were filled last, holds an end-of-sequence, everything after it
-        is dropped, since it cannot be part of the output. Fixed tokens that follow are appended.
-        """
+        """Commit the part before the first hole; return False once the request has ended."""
+        # Where one of `slots`, which were filled last, holds an end-of-sequence, everything after
+        # it is dropped, since it cannot be part of the output. Fixed tokens that follow are
+        # appended.
         if ends := [slot for slot in slots if self.ids[slot] in request.eos]:
             self.truncate(min(ends) + 1)
         alive = self.commit_until(request)

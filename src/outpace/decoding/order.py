@@ -39,11 +39,9 @@ def reaching_threshold(confidence: FloatArray, threshold: float) -> IntArray:
 
 
 def within_factor(confidence: FloatArray, factor: float) -> IntArray:
-    """Return the n best holes while the n-th is surer than 1 - factor / (n + 1); at least one.
-
-    Fast-dLLM, section 3.3: the more tokens are accepted together, the higher all their confidences
-    must be. As in the authors' code, a single remaining hole is included.
-    """
+    """Return the n best holes while the n-th is surer than 1 - factor / (n + 1); at least one."""
+    # Fast-dLLM, section 3.3: the more tokens are accepted together, the higher all their
+    # confidences must be. As in the authors' code, a single remaining hole is included.
     chosen = rank_descending(confidence)
     minima = 1 - factor / (np.arange(len(chosen)) + 2)
     minima[0] = 0
@@ -53,11 +51,9 @@ def within_factor(confidence: FloatArray, factor: float) -> IntArray:
 
 
 def within_budget(scores: FloatArray, entropy: FloatArray, budget: float) -> IntArray:
-    """Return the best holes whose shared entropy is within a budget; at least one.
-
-    The entropy-bounded sampler of Ben-Hamu et al., 2025: the error of drawing tokens independently
-    is at most the sum of their entropies without the largest.
-    """
+    """Return the best holes whose shared entropy is within a budget; at least one."""
+    # The entropy-bounded sampler of Ben-Hamu et al., 2025: the error of drawing tokens
+    # independently is at most the sum of their entropies without the largest.
     chosen = rank_descending(scores)
     shared = entropy[chosen].cumsum() - np.maximum.accumulate(entropy[chosen])
     return chosen[: max(int((shared <= budget).sum()), 1)]
@@ -80,11 +76,9 @@ def slot_uniforms(seed: int, step: int, slots: Sequence[int]) -> FloatArray:
 
 
 def perturb_scores(scores: FloatArray, temperature: float, uniforms: FloatArray) -> FloatArray:
-    """Perturb scores so that the best k are a draw of k holes without replacement.
-
-    A hole is drawn with probability softmax(scores / temperature), by Gumbel noise (Kool et al.,
-    2019).
-    """
+    """Perturb scores so that the best k are a draw of k holes without replacement."""
+    # A hole is drawn with probability softmax(scores / temperature), by Gumbel noise (Kool et al.,
+    # 2019).
     noise: FloatArray = -np.log(-np.log(uniforms))
     return scores / np.float32(temperature) + noise
 
@@ -96,11 +90,9 @@ def even_counts(holes: int, steps: int) -> list[int]:
 
 
 def timestep_shares(steps: int, eps: float) -> FloatArray:
-    """Return the fraction of the remaining holes per step, for times from 1 to `eps`.
-
-    The times fall linearly, and the last step fills all. In float32, as in Dream's code, whose
-    counts depend on it.
-    """
+    """Return the fraction of the remaining holes per step, for times from 1 to `eps`."""
+    # The times fall linearly, and the last step fills all. In float32, as in Dream's code, whose
+    # counts depend on it.
     times = torch.linspace(1, eps, steps + 1)
     falls: FloatArray = (1 - times[1:] / times[:-1]).numpy()
     falls[-1] = 1
@@ -149,11 +141,9 @@ def filled_share(canvas: Canvas, begin: int, end: int | None = None) -> float:
 
 
 def forward_of_holes(canvas: Canvas, edges: list[int], read: Read) -> Forward:
-    """Return a forward that predicts all holes, up to the end of the last block that has any.
-
-    It starts at the first uncached block, or at the row before the first hole, which may be the one
-    that predicts it.
-    """
+    """Return a forward that predicts all holes, up to the end of the last block that has any."""
+    # It starts at the first uncached block, or at the row before the first hole, which may be the
+    # one that predicts it.
     start = min(edges[0], canvas.prefix_length - 1)
     end = next(edge for edge in edges if edge > canvas.holes[-1])
     return Forward(

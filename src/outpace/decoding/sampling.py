@@ -56,11 +56,9 @@ def uniform_from_keys(keys: Tensor, vocab: int) -> Tensor:
 
 
 def gumbel_from_keys(keys: Tensor, vocab: int) -> Tensor:
-    """Return standard Gumbel noise `f32[R, vocab]`, a function of key and column only.
-
-    Adding it to log-probabilities and taking the arg-max samples from them. The same noise added to
-    two distributions couples their samples.
-    """
+    """Return standard Gumbel noise `f32[R, vocab]`, a function of key and column only."""
+    # Adding it to log-probabilities and taking the arg-max samples from them. The same noise added
+    # to two distributions couples their samples.
     # -log(1 - u) keeps full precision for small exponentials, from which the arg-max is taken.
     return uniform_from_keys(keys, vocab).neg_().log1p_().neg_().log_().neg_()
 
@@ -100,11 +98,9 @@ def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Return logits `[R, V]` with everything outside the nucleus at minus infinity.
-
-    Most nuclei are within the few most probable tokens; only rows where they are not are sorted. On
-    a GPU all rows are sorted, since finding out which rows need it would synchronise.
-    """
+    """Return logits `[R, V]` with everything outside the nucleus at minus infinity."""
+    # Most nuclei are within the few most probable tokens; only rows where they are not are sorted.
+    # On a GPU all rows are sorted, since finding out which rows need it would synchronise.
     few = min(NUCLEUS_CANDIDATES, logits.shape[-1]) if reads_are_free(logits) else logits.shape[-1]
     threshold, is_full = nucleus_thresholds(logits, top_p, few)
     if few < logits.shape[-1] and len(open_rows := is_full.nonzero().squeeze(-1)):
@@ -128,12 +124,10 @@ def nucleus_thresholds(logits: Tensor, top_p: Tensor, count: int) -> tuple[Tenso
 
 
 def nucleus_argmax(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
-    """Return the arg-max `[R]` of `noised [R, V]` over the nucleus of `logits`.
-
-    A token is in the nucleus (Holtzman et al., 2020) unless the more probable tokens hold more than
-    `top_p`. Nothing is sorted: the best candidate is tried first and is nearly always inside. Where
-    it is not, all tokens that are no more probable are outside too.
-    """
+    """Return the arg-max `[R]` of `noised [R, V]` over the nucleus of `logits`."""
+    # A token is in the nucleus (Holtzman et al., 2020) unless the more probable tokens hold more
+    # than `top_p`. Nothing is sorted: the best candidate is tried first and is nearly always
+    # inside. Where it is not, all tokens that are no more probable are outside too.
     tokens = argmax_tokens(noised)
     open_rows = (top_p < 1).nonzero().squeeze(-1)
     probabilities = logits.softmax(-1) if len(open_rows) else logits

@@ -69,10 +69,8 @@ def score_tokens(
 
 
 def score_prompt(request: Request, decoding: Decoding) -> Decoding:
-    """Score the tokens of a prompt after the first, then decode its answer, if it may have tokens.
-
-    The forward has the memory of the request, so the method may start at slot 0 as usual.
-    """
+    """Score the tokens of a prompt after the first, then decode its answer, if it has one."""
+    # The forward has the memory of the request, so the method may start at slot 0 as usual.
     if len(request.prompt) > 1:
         scores: tuple[Score, ...] = ("logprob", "rank")
         out = yield from score_tokens(request.prompt, 1, scores, request.prompt_logprobs or 0)

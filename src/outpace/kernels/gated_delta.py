@@ -165,10 +165,8 @@ class DeltaState:
 
 
 def add_decays(decay: Tensor) -> Tensor:
-    """Return the sums of logarithms of decays up to each row, `f64[H, n]`.
-
-    Only differences of them matter, so a strong decay must not hide the weak ones after it.
-    """
+    """Return the sums of logarithms of decays up to each row, `f64[H, n]`."""
+    # Only differences of them matter, so a strong decay must not hide the weak ones after it.
     return decay.double().clamp(min=MIN_DECAY).cumsum(1)
 
 

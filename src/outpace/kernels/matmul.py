@@ -127,10 +127,7 @@ def multiply_blocks(codes: Tensor, blocks: Tensor, scale: Tensor) -> Tensor:
 
 
 def multiply_exactly(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Multiply codes `u8[T, in]` by a row-major matrix `i8[out, in]`: slow, exact on any machine.
-
-    Used for sizes that no fast layout supports.
-    """
+    """Multiply codes `u8[T, in]` by a matrix `i8[out, in]` of a size that no fast layout has."""
     product = (codes.double() - ZERO_CODE) @ weight.double().T
     return product.float().mul_(scale)
 
@@ -142,12 +139,10 @@ def zero_points(count: int) -> Tensor:
 
 @cache
 def has_layout(layout: str, dtype: torch.dtype) -> bool:
-    """Return whether this machine supports a layout of a dtype with correct products.
-
-    Products are tested, in int8 with the largest sums, which saturate on processors without VNNI.
-    The log records the reason if not. bfloat16 has no blocks: with AVX512, tiles are as fast or
-    faster for any number of rows, and with AMX blocks are not batch invariant.
-    """
+    """Return whether this machine supports a layout of a dtype with correct products."""
+    # Products are tested, in int8 with the largest sums, which saturate on processors without VNNI.
+    # The log records the reason if not. bfloat16 has no blocks: with AVX512, tiles are as fast or
+    # faster for any number of rows, and with AMX blocks are not batch invariant.
     if layout == "tiles" and not tiles.has_tile_loop(dtype):
         return False
     if layout == "blocks" and dtype == torch.bfloat16:
@@ -226,10 +221,8 @@ def choose_layout(weight: Tensor) -> str:
 
 
 def fastest_layout(shape: tuple[int, int], dtype: torch.dtype, names: tuple[str, ...]) -> str:
-    """Return the fastest layout, with equal weight for all numbers of rows.
-
-    The first one is kept unless another is clearly faster.
-    """
+    """Return the fastest layout, with equal weight for all numbers of rows."""
+    # The first one is kept unless another is clearly faster.
     times = time_layouts(shape, dtype, tuple(sorted(names)), torch.get_num_threads())
     first = times[names[0]]
 
@@ -244,11 +237,9 @@ def fastest_layout(shape: tuple[int, int], dtype: torch.dtype, names: tuple[str,
 def is_batch_invariant(
     layout: str, shape: tuple[int, int], dtype: torch.dtype, threads: int
 ) -> bool:
-    """Return whether a row's product has the same bits in any batch.
-
-    The first and the last rows of a product are multiplied again separately. The log records why
-    a layout is excluded.
-    """
+    """Return whether a row's product has the same bits in any batch."""
+    # The first and the last rows of a product are multiplied again separately. The log records why
+    # a layout is excluded.
     generator = torch.Generator().manual_seed(0)
     weight = (16 * torch.randn(shape, generator=generator)).to(dtype)
     scale = torch.ones(shape[0]) if dtype == torch.int8 else None
@@ -270,10 +261,8 @@ def is_batch_invariant(
 def time_layouts(
     shape: tuple[int, int], dtype: torch.dtype, layouts: tuple[str, ...], threads: int
 ) -> LayoutTimes:
-    """Return the seconds of a product per layout and number of rows, with `threads` threads.
-
-    They are measured once per machine, and then read from the file of measurements.
-    """
+    """Return the seconds of a product per layout and number of rows, with `threads` threads."""
+    # They are measured once per machine, and then read from the file of measurements.
     build = f"PyTorch {torch.__version__}, outpace {__version__}"
     name = f"{dtype} {shape[0]} x {shape[1]}, {threads} threads, {', '.join(layouts)}, {build}"
     file = MeasurementFile.of_user()

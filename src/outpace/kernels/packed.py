@@ -229,11 +229,9 @@ def build_int4_blocks(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def round_to_int4(rows: Tensor) -> Tensor:
-    """Round rows `f32[out, in]` to blocks `u8[out, blocks, 19]`.
-
-    Of 18 pairs of a scale and a zero point around those of a block's range, the pair with the least
-    squared error is used (int4.c).
-    """
+    """Round rows `f32[out, in]` to blocks `u8[out, blocks, 19]`."""
+    # Of 18 pairs of a scale and a zero point around those of a block's range, the pair with the
+    # least squared error is used (int4.c).
     rows, loaded = rows.contiguous(), load_library()
     assert loaded is not None
     blocks = torch.empty(len(rows), rows.shape[1] // PACKED_BLOCK, INT4_BYTES, dtype=torch.uint8)

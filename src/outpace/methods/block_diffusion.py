@@ -77,10 +77,8 @@ def decode_edited(method: BlockFilling, request: Request, size: int, threshold: 
 
 
 def decode_verified(request: Request, size: int, threshold: float | None) -> Decoding:
-    """Draft a block of `size` masks at a time, and verify its leading tokens above `threshold`.
-
-    Each forward verifies the last draft, and drafts what follows if all of it is right.
-    """
+    """Draft a block of `size` masks at a time, and verify its leading tokens above `threshold`."""
+    # Each forward verifies the last draft, and drafts what follows if all of it is right.
     scores: tuple[Rank, ...] = () if threshold is None else ("confidence",)
     read = request.sample(scores=scores, score_as_drawn=True)
     make_forward = forward_of_rows if request.target.shift else forward_of_masks
@@ -100,11 +98,9 @@ def decode_verified(request: Request, size: int, threshold: float | None) -> Dec
 def forward_of_rows(
     request: Request, ready: int, drafted: Sequence[int], size: int, read: Read
 ) -> Forward:
-    """Return a forward of the text and the drafts in blocks of one token, then a block of masks.
-
-    In a model of shift 1 the rows of tokens verify, and those of masks draft: the next slots, or
-    with a `mask_shift` of 0 their own, of which the first is that of the verified token.
-    """
+    """Return a forward of the text and the drafts in blocks of one token, then a block of masks."""
+    # In a model of shift 1 the rows of tokens verify, and those of masks draft: the next slots, or
+    # with a `mask_shift` of 0 their own, of which the first is that of the verified token.
     n, last = len(request), len(request) + len(drafted)
     end, own = min(last + size, request.limit), request.target.mask_shift == 0
     count = end - 1 - last
@@ -123,11 +119,9 @@ def forward_of_rows(
 def forward_of_masks(
     request: Request, ready: int, drafted: Sequence[int], size: int, read: Read
 ) -> Forward:
-    """Return a forward of the drafts, a block of masks after them, and masks in blocks of one.
-
-    In a model of shift 0 the last masks verify: each sees the text, the drafts before its slot, and
-    itself. The prompt runs with one of them only, since a tree cannot be split.
-    """
+    """Return a forward of the drafts, a block of masks after them, and masks in blocks of one."""
+    # In a model of shift 0 the last masks verify: each sees the text, the drafts before its slot,
+    # and itself. The prompt runs with one of them only, since a tree cannot be split.
     n, count, mask = len(request), len(drafted), request.target.mask_id
     if ready < n - 1:
         ids = [*request.ids[ready:], mask]
@@ -175,11 +169,9 @@ def check_no_template(request: Request) -> None:
 
 
 def decode_prefixes(request: Request, size: int, threshold: float | None) -> Decoding:
-    """Predict `size` tokens at a time, and accept the leading ones above `threshold`.
-
-    At least one is; with `threshold=None` exactly one. Each forward runs the tokens that the one
-    before accepted again, for causal keys.
-    """
+    """Predict `size` tokens at a time, and accept the leading ones above `threshold`."""
+    # At least one is; with `threshold=None` exactly one. Each forward runs the tokens that the one
+    # before accepted again, for causal keys.
     ready, alive = 0, True  # ready: slots with final keys
     while alive:
         n, end = len(request), min(len(request) + size, request.limit)

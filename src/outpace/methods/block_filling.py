@@ -61,11 +61,9 @@ class BlockFilling(Method):
     def next_holes(
         self, holes: list[int], begin: int, end: int, shift: int
     ) -> tuple[list[int], int]:
-        """Return which holes of a block are predicted next, and the slot up to which rows run.
-
-        They are those of the first part that has any. With shift 1 the first hole is predicted by
-        the last row of the block before, which is full, and runs without this block.
-        """
+        """Return which holes of a block are predicted next, and the slot up to which rows run."""
+        # They are those of the first part that has any. With shift 1 the first hole is predicted by
+        # the last row of the block before, which is full, and runs without this block.
         if shift and holes[:1] == [begin]:
             return holes[:1], begin
         if self.part is None or not holes:
@@ -74,10 +72,8 @@ class BlockFilling(Method):
         return [hole for hole in holes if hole < stop], end
 
     def least_count(self, size: int, fills: int) -> int:
-        """Return how many holes the next forward fills at least, after `fills` of this block.
-
-        Equal counts, the first ones larger by the remainder.
-        """
+        """Return how many holes the next forward fills at least, after `fills` of this block."""
+        # Equal counts, the first ones larger by the remainder.
         quotient, remainder = divmod(size, min(self.steps or size, size))
         return quotient + (fills < remainder)
 

@@ -95,12 +95,10 @@ class CopyFinder:
         return request.forced_tokens or self.find_copy(request.ids, most)
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
-        """Index the new tokens of a sequence; return at most `most` tokens that may follow it.
-
-        The longest match is preferred, then the most frequent next token, then the latest place.
-        No more tokens are copied than match, since longer matches continue for longer. A copy that
-        reaches the end of the text repeats.
-        """
+        """Index the new tokens of a sequence; return at most `most` tokens that may follow it."""
+        # The longest match is preferred, then the most frequent next token, then the latest place.
+        # No more tokens are copied than match, since longer matches continue for longer. A copy
+        # that reaches the end of the text repeats.
         for index in self.indexes:
             index.index_tokens(ids)
         found = (index.find_matches(ids, ids) for index in self.indexes)

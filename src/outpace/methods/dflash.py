@@ -32,11 +32,10 @@ from outpace.methods.method import DraftLength, Method, check_length
 
 
 def draft_block(request: Request, features: Tensor, rows: int) -> Forward:
-    """Return a forward of `rows` rows, the last committed token and masks, after `features`.
-
-    A DFlash draft reads the features `[c, f]` of the previous slots as context. A fused one
-    combines them with the tokens of these slots, which are causal rows; the block has no features.
-    """
+    """Return a forward of `rows` rows, the last committed token and masks, after `features`."""
+    # A DFlash draft reads the features `[c, f]` of the previous slots as context. A fused one
+    # combines them with the tokens of these slots, which are causal rows; the block has no
+    # features.
     start, num_features = len(request) - 1, features.shape[0]
     block = [request.ids[start]] + [request.target.mask_id] * (rows - 1)
     if not request.target.adds_features:

@@ -119,11 +119,9 @@ class Eagle(Method):
     def grow_tree(
         self, request: Request, features: Tensor, width: int, levels: int
     ) -> TreeDrafting:
-        """Draft `levels` levels after the text, from the features `[c, f]` of its last slots.
-
-        The row of slot i combines its features with the next token. The hidden states of a level
-        enter with the next one, in slots after the text.
-        """
+        """Draft `levels` levels after the text, from the features `[c, f]` of its last slots."""
+        # The row of slot i combines its features with the next token. The hidden states of a level
+        # enter with the next one, in slots after the text.
         n, drafted = len(request), DraftTree(width)
         read = self.level_read(request, width)
         ids, start = request.ids[n - len(features) :], n - 1 - len(features)

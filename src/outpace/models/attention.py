@@ -88,10 +88,8 @@ def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_spread(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first pairs of heads `x [T, heads, head_dim]`, as many as the tables have.
-
-    The two dimensions of a pair are half a head apart.
-    """
+    """Rotate the first pairs of heads `x [T, heads, head_dim]`, as many as the tables have."""
+    # The two dimensions of a pair are half a head apart.
     halves, pairs = x.unflatten(-1, (2, -1)), cos.shape[-1] // 2
     rotated = rotate_heads(halves[..., :pairs].flatten(-2), cos, sin).unflatten(-1, (2, -1))
     return torch.cat((rotated, halves[..., pairs:]), -1).flatten(-2)

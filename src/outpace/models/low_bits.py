@@ -62,11 +62,9 @@ def check_quantize(quantize: str | None, device: torch.device | str, dtype: torc
 def default_quantize(
     quantize: str | None, dtype: object, device: torch.device, processes: int
 ) -> str | None:
-    """Return the effective `quantize`: the format of the file by default on a CPU.
-
-    A given `dtype` requests unquantized matrices. Only a CPU in one process multiplies stored
-    formats.
-    """
+    """Return the effective `quantize`: the format of the file by default on a CPU."""
+    # A given `dtype` requests unquantized matrices. Only a CPU in one process multiplies stored
+    # formats.
     fits = device.type == "cpu" and processes == 1
     return NATIVE if quantize is None and dtype is None and fits else quantize
 

@@ -108,9 +108,27 @@ class PaceController:
     """Controls the draft length of one method for all of its requests.
 
     The engine reports the number of running requests and the time of every pass; a request reports
-    the tokens of every cycle. A pass waits for its slowest request, so either all requests draft or
-    none.
+    the tokens of every cycle.
     """
+
+    # A pass waits for its slowest request, so either all requests draft or none. Each load (number
+    # of requests) therefore has one state, which moves along its cycles like this:
+    #
+    #     warm up     review     review       due                 until
+    #   ──────────────┬──────────┬────────────┬───────────────────┬──────────> cycles
+    #    most tokens  │ value    │ value      │ trial of a rival  │ value: the better of both
+    #                 │          │            │                   │
+    #                 └ compare ─┴─ compare ──┴ begin_trial       └ choose_value
+    #
+    #   value     tokens per cycle that all requests run; `least` is plain decoding
+    #   review    cycle of the next comparison, TRIAL_CYCLES away; at `due` for plain decoding, of
+    #             which nothing new is measured until then
+    #   due       cycle of the next trial, `patience` cycles after the last one ended
+    #   trial     rival that runs in place of `value` up to the cycle `until`: what does not run
+    #             cannot be measured. Where `value` is plain, one request (`trier`) tries for all
+    #   patience  MIN_PATIENCE after a change between plain and drafting; a trial that changes nothing
+    #             doubles it, up to MAX_PATIENCE, so that trials cost ever less
+    #   explores  the trial is of a number that never ran: it is shorter, and leaves `due` in place
 
     def __init__(self, lengths: LengthRange, stored: StoredCosts | None = None) -> None:
         self.lengths, self.stored = lengths, stored or {}
@@ -137,10 +155,8 @@ class PaceController:
             self.load, self.paused_until = load, 0
 
     def find_load(self, key: int) -> LoadState:
-        """Return the state of a load; a new one starts from costs that were stored.
-
-        Then drafting begins at once. Otherwise it starts from those of the nearest load.
-        """
+        """Return the state of a load; a new one starts from costs that were stored."""
+        # Then drafting begins at once. Otherwise it starts from those of the nearest load.
         if key in self.loads:
             return self.loads[key]
         most = self.lengths.values[-1]
@@ -152,6 +168,7 @@ class PaceController:
         roles = {role for role, _, times in self.lengths.passes(most, most) if times}
         load = LoadState(most, costs)
         if roles <= costs.keys():
+            # As after a trial of plain decoding, which the stored costs replace.
             load.tried[self.least], load.patience = self.cycles, MIN_PATIENCE
             load.due = self.cycles + load.patience
         elif self.loads:
@@ -224,13 +241,14 @@ class PaceController:
         most, load.review = self.expected_passes(self.lengths.values[-1]), self.cycles + 1
         if not self.others:
             load.review = maxsize
-        elif load.is_cold(most):
+        elif load.is_cold(most):  # the first passes include warm-up
             load.review = self.cycles + WARM_CYCLES
         elif load.trial and self.is_running(load):
             return
         elif self.least not in load.tried and not load.is_measured(
             self.expected_passes(self.least)
         ):
+            # Nothing can be compared without the time of plain decoding.
             self.begin_trial(load, [self.least])
         else:
             times = {
@@ -239,6 +257,7 @@ class PaceController:
                 for value in self.lengths.values
             }
             self.choose_value(load, times)
+            # A request with few tokens left drafts only if this gain repays reading its backlog.
             load.gain = times[self.least] - times[load.value]
             load.wait_gain = times[load.value] * (self.expected_tokens(load.value) - 1)
             load.set_read_costs(most, self.requests)
@@ -256,7 +275,7 @@ class PaceController:
         if times[load.value] * margin > times[self.least]:
             load.value = self.least
         if was_plain != (load.value == self.least):
-            load.patience = MIN_PATIENCE
+            load.patience = MIN_PATIENCE  # the load may be changing: look again soon
         elif load.explores:
             pass  # the next trial is as far away as before
         elif load.trial or not load.due:
@@ -267,11 +286,9 @@ class PaceController:
         load.due = self.cycles + load.patience
 
     def find_unknown(self, load: LoadState, times: dict[int, float]) -> int | None:
-        """Return a number that was never tried and may be far better than the choice.
-
-        The cost rises in steps, so interpolation may hide the last number before one. The middle
-        of all such numbers is returned: its cost is a bound for the longer ones.
-        """
+        """Return a number that was never tried and may be far better than the choice."""
+        # The cost rises in steps, so interpolation may hide the last number before one. The middle
+        # of all such numbers is returned: its cost is a bound for the longer ones.
         least = {
             value: load.least_seconds(self.expected_passes(value)) / self.expected_tokens(value)
             for value in self.others
@@ -286,6 +303,7 @@ class PaceController:
         if not load.is_measured(self.expected_passes(load.value)):
             return
         if self.cycles >= load.due:
+            # With nested lengths, passes of the longest measure the acceptance of all others.
             best = min(self.others, key=times.__getitem__)
             close = [value for value in self.others if times[value] <= NEAR_FACTOR * times[best]]
             rivals = {*([best] if self.lengths.nested else close)} - {load.value}
@@ -302,11 +320,9 @@ class PaceController:
             load.review = min(self.cycles + TRIAL_CYCLES, load.due)
 
     def is_plain_settled(self, load: LoadState, times: dict[int, float]) -> bool:
-        """Return whether a trial of plain decoding can wait.
-
-        Its passes were measured since the last trial, where a method had nothing to propose; or
-        drafting is far faster, and a trial of this process is not long ago.
-        """
+        """Return whether a trial of plain decoding can wait."""
+        # Its passes were measured since the last trial, where a method had nothing to propose; or
+        # drafting is far faster, and a trial of this process is not long ago.
         if load.plain_cycle > load.due - load.patience:
             return True
         is_known = load.is_measured(self.expected_passes(self.least))
@@ -317,6 +333,7 @@ class PaceController:
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
         load.tried[load.trial] = self.cycles
         load.until = self.cycles + (WARM_CYCLES if load.explores else TRIAL_CYCLES)
+        # What was measured long ago must not outweigh the few cycles of the trial.
         load.reset_weights(self.expected_passes(load.trial))
         if load.value == self.least:
             self.acceptance.reset_weights()

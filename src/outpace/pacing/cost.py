@@ -68,10 +68,8 @@ class PassCost:
 
     @property
     def curve_points(self) -> dict[int, tuple[float, float]]:
-        """Rows and seconds of passes, by step.
-
-        Priors are raised to at least the seconds of shorter passes at this load.
-        """
+        """Rows and seconds of passes, by step."""
+        # Priors are raised to at least the seconds of shorter passes at this load.
         measured = {
             key: (length, mean)
             for key, (count, length, mean) in self.means.items()
@@ -98,19 +96,15 @@ class PassCost:
             self.means[key] = min(count, MINIMUM_PASSES), length, mean
 
     def seconds_at(self, rows: float) -> float:
-        """Return the expected seconds of a pass with this many rows.
-
-        Below and above all measured lengths they are in proportion: requests that draft at
-        different times share their passes, so that none may have the rows of all.
-        """
+        """Return the expected seconds of a pass with this many rows."""
+        # Below and above all measured lengths they are in proportion: requests that draft at
+        # different times share their passes, so that none may have the rows of all.
         lengths, means = self.rising_curve()
         return interpolate(rows, lengths, means) * max(rows / lengths[-1], 1.0)
 
     def least_seconds_at(self, rows: float) -> float:
-        """Return the least seconds of a pass: those measured for as many rows or fewer.
-
-        Where no products pad their rows, the cost has no steps that interpolation could hide.
-        """
+        """Return the least seconds of a pass: those measured for as many rows or fewer."""
+        # Where no products pad their rows, the cost has no steps that interpolation could hide.
         if rows > SINGLE_ROWS:
             return self.seconds_at(rows)
         lengths, means = self.rising_curve()

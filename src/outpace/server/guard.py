@@ -67,10 +67,8 @@ def parse_request(kind: type[RequestType], body: bytes) -> RequestType:
 
 
 def validation_http_error(error: ValidationError) -> HttpError:
-    """Return the first error, reported for the deepest field where several types are allowed.
-
-    Unsupported features come first, since other fields may be invalid only because of them.
-    """
+    """Return the first error, reported for the deepest field where several types are allowed."""
+    # Unsupported features come first, since other fields may be invalid only because of them.
     errors = error.errors(include_url=False)
     first = errors[0]
     if first["type"] == "json_invalid":

@@ -256,11 +256,9 @@ class CountTokensRequest(StrictModel):
         return self
 
     def to_chat(self, text: TextCodec) -> ChatRequest:
-        """Return the request as a chat for a model; raises `HttpError` if it is invalid.
-
-        Fields about thoughts have no effect on models without any, nor efforts on templates
-        without the variable: clients send them to all models.
-        """
+        """Return the request as a chat for a model; raises `HttpError` if it is invalid."""
+        # Fields about thoughts have no effect on models without any, nor efforts on templates
+        # without the variable: clients send them to all models.
         choice, thinking = self.tool_choice, self.thinking or Thinking(type="adaptive")
         config, tools = self.output_config or OutputConfig(), self.tools or ()
         can_think = text.thought_format is not None

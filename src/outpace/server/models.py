@@ -229,10 +229,8 @@ def check_all_models(entries: Mapping[str, Entry]) -> None:
 
 
 def use_default_draft(name: str, entry: Entry) -> Entry:
-    """Return the entry of a model with the draft that decodes it by default, if one does.
-
-    As in an `LLM`, for an entry that selects no method. A draft that is found is logged.
-    """
+    """Return the entry of a model with the draft that decodes it by default, if one does."""
+    # As in an `LLM`, for an entry that selects no method. A draft that is found is logged.
     if entry.method not in (None, AUTO_METHOD) or entry.methods or entry.options:
         return entry
     with name_errors(name):

@@ -216,10 +216,8 @@ class Reply:
     def format_top_logprobs(
         self, logprobs: Sequence[float | None], before: Sequence[int | None]
     ) -> PromptScores | None:
-        """Return the most probable tokens of each place, by text; None if not requested.
-
-        Of tokens with equal text, the most probable one is returned.
-        """
+        """Return the most probable tokens of each place, by text; None if not requested."""
+        # Of tokens with equal text, the most probable one is returned.
         found = [*map(top_tokens, logprobs)]
         if not any(found):
             return None

@@ -222,11 +222,9 @@ class ResponsesRequest(StrictModel):
     top_logprobs: Literal[0] | None = None
 
     def to_chat(self, text: TextCodec) -> ChatRequest:
-        """Return the request as a chat for a model; raises `HttpError` if it is invalid.
-
-        An effort has no effect on templates without a variable for it: clients send it to all
-        models.
-        """
+        """Return the request as a chat for a model; raises `HttpError` if it is invalid."""
+        # An effort has no effect on templates without a variable for it: clients send it to all
+        # models.
         has_effort = {"reasoning_effort", "enable_thinking"} & {*text.template_variables}
         effort = self.reasoning.effort if self.reasoning is not None and has_effort else None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)

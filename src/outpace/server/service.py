@@ -67,10 +67,8 @@ class Service:
     def start_engine_process(
         cls, config: Config, handle: EngineHandle | None = None, *, small: bool
     ) -> Self:
-        """Load all models but lazy ones in a separate process and return their server.
-
-        HTTP then does not slow the engine down.
-        """
+        """Load all models but lazy ones in a separate process and return their server."""
+        # HTTP then does not slow the engine down.
         command = LoadCommand(
             models=config.models,
             small=small,

@@ -22,13 +22,11 @@ Sections = dict[str, dict[str, Any]]
 
 
 def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]) -> Sections:
-    """Return a recipe for a draft of `target`, trained three times on each of its answers.
-
-    On a GPU the draft has five layers and blocks of 16, as those of the authors (Chen et al., 2026,
-    section A.1). On a CPU it has two layers and blocks of 8, and the target's features are stored.
-    The head covers the most frequent tokens of the answers; the mask is the last token that no
-    answer has.
-    """
+    """Return a recipe for a draft of `target`, trained three times on each of its answers."""
+    # On a GPU the draft has five layers and blocks of 16, as those of the authors (Chen et al.,
+    # 2026, section A.1). On a CPU it has two layers and blocks of 8, and the target's features are
+    # stored. The head covers the most frequent tokens of the answers; the mask is the last token
+    # that no answer has.
     device = resolve_device(None)
     on_gpu, half = device.type != "cpu", computes_bfloat16(device)
     trained: dict[str, Any] = {

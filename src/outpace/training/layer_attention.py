@@ -123,9 +123,7 @@ def block_attention(
 
 
 def narrow_block_ranges(layer_window: AttentionWindow, ranges: Tensor, own: Tensor) -> Tensor:
-    """Narrow ranges of block rows to a layer's attention window.
-
-    As in the published trainer, a window limits the context only; blocks are visible in full.
-    """
+    """Narrow ranges of block rows to a layer's attention window."""
+    # As in the published trainer, a window limits the context only; blocks are visible in full.
     visible = narrow_ranges(layer_window, ranges, own)
     return torch.stack((visible[:, 0], torch.stack((ranges[:, 1, 0], visible[:, 1, 1]), 1)), 1)

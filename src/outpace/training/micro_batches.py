@@ -44,11 +44,9 @@ class MicroBatches:
         return split_evenly(examples[rank::processes], accumulation)
 
     def all_examples(self, step: int) -> list[NumberedExample]:
-        """Return all examples of a step, and record where the next one begins.
-
-        With `tokens`, examples are taken until they contain that many tokens. Every process
-        loads all of them, because their lengths decide the assignment.
-        """
+        """Return all examples of a step, and record where the next one begins."""
+        # With `tokens`, examples are taken until they contain that many tokens. Every process loads
+        # all of them, because their lengths decide the assignment.
         at, wanted = self.first_example(step), self.loop.tokens
         if wanted is None:
             return [(n, self.load_example(n)) for n in range(at, at + self.loop.batch)]
@@ -67,11 +65,9 @@ def split_evenly(items: Sequence[SplitItem], count: int) -> list[list[SplitItem]
 
 
 def balance_tokens(examples: Sequence[NumberedExample], count: int) -> list[list[NumberedExample]]:
-    """Split examples into `count` parts of about equal token counts.
-
-    Greedy: longest first, each to the smallest part so far. The largest part exceeds the optimum
-    by at most a third (Graham, 1969). Each part is sorted by example number.
-    """
+    """Split examples into `count` parts of about equal token counts."""
+    # Greedy: longest first, each to the smallest part so far. The largest part exceeds the optimum
+    # by at most a third (Graham, 1969). Each part is sorted by example number.
     parts: list[list[NumberedExample]] = [[] for _ in range(count)]
     least = [(0, number) for number in range(count)]
     for each in sorted(examples, key=lambda item: -len(item[1])):

@@ -141,12 +141,11 @@ def score_in_chunks(
 ) -> tuple[Tensor, ...]:
     """Apply `score`, which computes logits over `vocab`, to rows at indices `places i64[n]`.
 
-    If `passes` calls together exceed `ENTRIES` logits, the rows are scored in chunks with
-    gradient checkpointing, so that the logits of one chunk are in memory at a time.
-
     Returns:
         The tensors of `score`, each of n rows.
     """
+    # If `passes` calls together exceed `ENTRIES` logits, the rows are scored in chunks with
+    # gradient checkpointing, so that the logits of one chunk are in memory at a time.
     size = max(ENTRIES // vocab, 1)
     if len(places) * passes <= size:
         return score(places)

@@ -47,10 +47,8 @@ TOKENS_FILE = "draft_tokens.json"
 
 
 def choose_vocabulary(draft: Draft, examples: Examples, out: Path) -> None:
-    """Let the head of a new draft cover the most frequent tokens of responses.
-
-    The head starts with the target's rows of these tokens.
-    """
+    """Let the head of a new draft cover the most frequent tokens of responses."""
+    # The head starts with the target's rows of these tokens.
     path = out / TOKENS_FILE
     if path.exists():
         tokens = read_tokens(path, draft)

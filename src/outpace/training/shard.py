@@ -44,11 +44,9 @@ def prepare_training(
 
 
 def shard_model(scored: nn.Module, model: Stack, precision: str) -> None:
-    """Shard the parameters of a trained model, a submodule of the loss module `scored`.
-
-    In `bf16` forwards use bfloat16 copies of the weights; master weights and gradient reduction
-    stay in float32.
-    """
+    """Shard the parameters of a trained model, a submodule of the loss module `scored`."""
+    # In `bf16` forwards use bfloat16 copies of the weights; master weights and gradient reduction
+    # stay in float32.
     half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     # Inputs of a block keep their dtype: rotary tables may have to be in float32.
     policy = MixedPrecisionPolicy(cast_forward_inputs=False, **half if precision == "bf16" else {})

@@ -61,12 +61,11 @@ DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
 def catch_signals(print_line: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
     """Record the first signal that would end the run; a second one ends it.
 
-    Only default handlers are replaced, and only in the main thread: ignored signals (`nohup`) and
-    foreign handlers are left alone.
-
     Yields:
         A function that returns the number of the recorded signal, 0 if there is none.
     """
+    # Only default handlers are replaced, and only in the main thread: ignored signals (`nohup`) and
+    # foreign handlers are left alone.
     received, received_at = 0, 0.0
 
     def handle_signal(number: int, frame: Any) -> None:

@@ -64,10 +64,8 @@ def change_config(source: ModelConfig, changes: Mapping[str, Any], path: Path) -
 def adapt_checkpoint(
     init: str, changes: Mapping[str, Any], dtype: torch.dtype = torch.float32
 ) -> Transformer:
-    """Load a checkpoint under its `config.json` with some fields changed.
-
-    If the shift is removed, queries are rotated back by one position; see `shift_queries`.
-    """
+    """Load a checkpoint under its `config.json` with some fields changed."""
+    # If the shift is removed, queries are rotated back by one position; see `shift_queries`.
     check_trainable(load_config(init))
     source = load_model(init, dtype=dtype, plain=True)
     if not changes:
@@ -90,11 +88,9 @@ def adapt_checkpoint(
 
 @torch.no_grad()
 def shift_queries(model: Transformer) -> None:
-    """Rotate the queries of all layers back by one position, in place.
-
-    With a shift, the row before a slot predicts it, and its attention is trained for distances
-    from there. Without one, the slot's own row predicts it and must attend to the same slots.
-    """
+    """Rotate the queries of all layers back by one position, in place."""
+    # With a shift, the row before a slot predicts it, and its attention is trained for distances
+    # from there. Without one, the slot's own row predicts it and must attend to the same slots.
     config = model.config
     for attention in model.modules():
         if not (isinstance(attention, Attention) and attention.has_rotary):
@@ -167,10 +163,8 @@ def load_target(name: str, dtype: torch.dtype, quantize: str | None) -> Transfor
 
 
 def make_borrowed_head_dense(draft: Draft, target: Transformer) -> None:
-    """Replace the quantized head of a target, in place, by a dense one if a draft borrows it.
-
-    Compiled products have no gradient, and the loss of such a draft is computed by this head.
-    """
+    """Replace the quantized head of a target, in place, by a dense one if a draft borrows it."""
+    # Compiled products have no gradient, and the loss of such a draft is computed by this head.
     if draft.unembedding is not None:
         return
     head = target.embedding if target.unembedding is None else target.unembedding

@@ -113,10 +113,8 @@ class BlockDiffusion(Objective):
         )
 
     def masked_stream(self, tokens: Ints, weights: Floats, masked: Bools, begin: int) -> Rows:
-        """Build a stream with masks for masked tokens of positive weight, from row `begin` on.
-
-        Blocks without a mask are omitted, since no scored row attends to them.
-        """
+        """Build a stream with masks for masked tokens of positive weight, from row `begin` on."""
+        # Blocks without a mask are omitted, since no scored row attends to them.
         assert self.block is not None and self.shift is not None and self.mask_id is not None
         masked, blocks = masked & (weights > 0), np.arange(len(tokens)) // self.block
         order = np.flatnonzero(np.isin(blocks, blocks[masked]))

@@ -170,11 +170,9 @@ class MDLM(Objective):
         return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, normaliser)
 
     def anchored_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
-        """Build a clean copy, followed by short suffixes that attend to it and to themselves.
-
-        The clean copy is divided at the suffixes' starts, and no row attends past its division,
-        so that keys visible to a suffix do not leak its masked tokens.
-        """
+        """Build a clean copy, followed by short suffixes that attend to it and to themselves."""
+        # The clean copy is divided at the suffixes' starts, and no row attends past its division,
+        # so that keys visible to a suffix do not leak its masked tokens.
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         clean = self.causal_rows(example, rng)
         prompt, total = len(example.prompt), len(clean)

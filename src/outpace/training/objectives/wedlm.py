@@ -132,10 +132,8 @@ class WeDLM(Objective):
         ratios: Floats,
         begin: int,
     ) -> Rows:
-        """Build the masked stream from row `begin` on: per block observed tokens, then masks.
-
-        Blocks without a mask are omitted, since no scored row attends to them.
-        """
+        """Build the masked stream from row `begin` on: per block observed tokens, then masks."""
+        # Blocks without a mask are omitted, since no scored row attends to them.
         assert self.mask_id is not None, "bind the objective first"
         order = np.lexsort((masked, blocks))
         order = order[np.isin(blocks, blocks[masked])[order]]
