@@ -118,11 +118,7 @@ def build_backend(name: str, dense: DenseAttention, page: int, pad_work: bool) -
     from outpace.attention.paged import PagedAttention
 
     device = dense.keys[0].device
-    return PagedAttention(dense, page=page, processors=count_processors(device), pad_work=pad_work)
-
-
-def count_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors; 4 under Triton's interpreter."""
-    if device.type != "cuda":
-        return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    processors = 4  # of Triton's interpreter
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return PagedAttention(dense, page=page, processors=processors, pad_work=pad_work)

@@ -139,22 +139,6 @@ class CountedSchema:
     language: TokenLanguage
     counts: CompiledGrammar
 
-    @classmethod
-    def from_language(
-        cls,
-        language: TokenLanguage,
-        schema: Any,
-        vocabulary: GrammarVocabulary,
-        ends: frozenset[int],
-    ) -> CountedSchema:
-        source = json.dumps(count_schema(schema))
-        return cls(
-            language,
-            CompiledGrammar.from_source(
-                "schema", source, vocabulary, ends, **JSON_SPACING, coerce_one_of=True
-            ),
-        )
-
     @property
     def cached_bytes(self) -> int:
         return self.language.cached_bytes + self.counts.cached_bytes
@@ -354,7 +338,12 @@ class Compiler:
                 f"{MAX_PATTERN_LENGTH} are allowed"
             )
         if name == "grammar":
-            return self.compile_grammar(key)
+            if not key.sequential:
+                raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
+            if key.thoughts is not None:
+                raise UnsupportedError(NO_THOUGHTS)
+            tokens = self.grammar_vocabulary(key.size)
+            return CompiledGrammar.from_source(*key.rule, tokens, key.ends)
         formats = [each for each in (key.calls, key.thoughts) if each is not None]
         make, vocabulary = (
             HOLE_AUTOMATA.get(name, TokenAutomaton),
@@ -371,14 +360,6 @@ class Compiler:
             if name != "schema" or not key.sequential or key.thoughts is not None:
                 raise
             return self.compile_counted(source, key.size, key.ends, error)
-
-    def compile_grammar(self, key: RuleKey) -> CompiledGrammar:
-        assert self.tokenizer is not None
-        if not key.sequential:
-            raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
-        if key.thoughts is not None:
-            raise UnsupportedError(NO_THOUGHTS)
-        return CompiledGrammar.from_source(*key.rule, self.grammar_vocabulary(key.size), key.ends)
 
     def compile_counted(
         self, source: str, size: int, ends: frozenset[int], why: TooLargeError
@@ -397,7 +378,15 @@ class Compiler:
             )
         except (TooLargeError, RecursionError):
             raise why from None
-        return CountedSchema.from_language(rest, schema, self.grammar_vocabulary(size), ends)
+        counts = CompiledGrammar.from_source(
+            "schema",
+            json.dumps(count_schema(schema)),
+            self.grammar_vocabulary(size),
+            ends,
+            **JSON_SPACING,
+            coerce_one_of=True,
+        )
+        return CountedSchema(rest, counts)
 
     def grammar_vocabulary(self, size: int) -> GrammarVocabulary:
         assert self.tokenizer is not None

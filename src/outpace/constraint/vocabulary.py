@@ -110,16 +110,11 @@ class Vocabulary:
                         )
                     for byte, same in group_equal(labels[kind][after.letters[children]]):
                         if byte >= 0:
-                            add_group(longer, children[same], froms[own], dfa.table[ats[own], byte])
+                            group = children[same]
+                            found = longer.setdefault(group.tobytes(), (group, [], []))
+                            found[1].append(froms[own])
+                            found[2].append(dfa.table[ats[own], byte].astype(np.int64))
             parts = longer
-
-
-def add_group(
-    parts: PrefixGroups, nodes: IndexArray, froms: IndexArray, tos: TransitionTable
-) -> None:
-    part = parts.setdefault(nodes.tobytes(), (nodes, [], []))
-    part[1].append(froms)
-    part[2].append(tos.astype(np.int64))
 
 
 def group_equal(values: IndexArray) -> Iterator[tuple[int, IndexArray]]:

@@ -197,7 +197,9 @@ class Forward:
         if self.positions is not None:
             self.check_positions(self.positions, length)
         if isinstance(self.pattern, Tree):
-            self.check_tree(self.pattern)
+            if self.visible_end is not None:
+                raise ValueError(f"visible_end must be None for a tree, got {self.visible_end}")
+            self.pattern.check_rows(self.start, len(self.ids))
         elif self.pattern != CAUSAL and self.pattern != FULL:
             self.check_blocks(self.pattern)
 
@@ -213,11 +215,6 @@ class Forward:
             return
         if len(self.branches) != (wanted := len(self.predicted_slots())):
             raise ValueError(f"{len(self.branches)} branches for {wanted} wanted slots")
-
-    def check_tree(self, tree: Tree) -> None:
-        if self.visible_end is not None:
-            raise ValueError(f"visible_end must be None for a tree, got {self.visible_end}")
-        tree.check_rows(self.start, len(self.ids))
 
     def check_positions(self, positions: Sequence[int], length: int) -> None:
         if len(positions) != len(self.ids):

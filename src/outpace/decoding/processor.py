@@ -76,16 +76,13 @@ class Penalties:
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         for row, slot in zip(logits, slots, strict=True):
-            self.apply_repetition(row, text[:slot])
+            if self.repetition != 1:
+                columns = list(set(text[:slot]))
+                old = row[columns]
+                row[columns] = torch.where(old > 0, old / self.repetition, old * self.repetition)
             if counts := Counter(text[self.begin : slot]):
                 times = torch.tensor(list(counts.values()), device=row.device)
                 row[list(counts)] -= self.presence + self.frequency * times
-
-    def apply_repetition(self, row: Tensor, text: Sequence[int]) -> None:
-        if self.repetition != 1:
-            columns = list(set(text))
-            old = row[columns]
-            row[columns] = torch.where(old > 0, old / self.repetition, old * self.repetition)
 
 
 TopTokens = Sequence[tuple[int, float]]

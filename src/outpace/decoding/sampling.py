@@ -91,12 +91,6 @@ def keep_top_k(logits: Tensor, top_k: Tensor, max_k: int) -> Tensor:
     return logits.masked_fill(logits < threshold, -torch.inf)
 
 
-def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
-    """Return logits `[R, V]` with tokens below `min_p` of the best at minus infinity."""
-    threshold = logits.amax(-1, keepdim=True) + min_p[:, None].log()
-    return logits.masked_fill(logits < threshold, -torch.inf)
-
-
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     """Return logits `[R, V]` with everything outside the nucleus at minus infinity."""
     # Most nuclei are within the few most probable tokens; only rows where they are not are sorted.
@@ -192,7 +186,8 @@ def apply_top_k_min_p(
     """Apply min-p and top-k to logits `[R, V]`; `host_settings f64[4, R]` as above."""
     _, _, top_k, min_p = host_settings
     if (min_p > 0).any():
-        logits = keep_min_p(logits, settings.min_p)
+        threshold = logits.amax(-1, keepdim=True) + settings.min_p[:, None].log()
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
     if (top_k < logits.shape[-1]).any():
         logits = keep_top_k(logits, settings.top_k, int(min(top_k.max(), logits.shape[-1])))
     return logits
@@ -273,7 +268,11 @@ class Sample(Read):
                 break
         else:
             return lambda logits, rows: Readout(argmax_tokens(logits), {})
-        if runs_triton(device) and cls.is_fusible(reads):
+        # One kernel launch reads tokens and scores row by row; a joint choice needs all rows.
+        is_fusible = any(each.scores for each in reads) and not any(
+            each.needs_all_rows for each in reads
+        )
+        if runs_triton(device) and is_fusible:
             return cls.make_fused_reader(reads, slots, device)
         choose = cls.make_chooser(reads, slots, device)
         judge = cls.make_scorer(reads, slots, device)
@@ -283,11 +282,6 @@ class Sample(Read):
             return Readout(tokens, judge(logits, tokens, rows))
 
         return choose_and_score
-
-    @classmethod
-    def is_fusible(cls, reads: Sequence[Self]) -> bool:
-        """Return whether one kernel launch can produce tokens and scores, row by row."""
-        return any(read.scores for read in reads) and not any(read.needs_all_rows for read in reads)
 
     @property
     def has_raw_scores(self) -> bool:

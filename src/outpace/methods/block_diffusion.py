@@ -159,15 +159,6 @@ PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas")
 """Options of the other ways to fill a block."""
 
 
-def check_no_template(request: Request) -> None:
-    if request.is_infill:
-        raise OptionError(
-            "method",
-            "BlockDiffusion",
-            "predicts from left to right, so it cannot fill a template: omit it",
-        )
-
-
 def decode_prefixes(request: Request, size: int, threshold: float | None) -> Decoding:
     """Predict `size` tokens at a time, and accept the leading ones above `threshold`."""
     # At least one is; with `threshold=None` exactly one. Each forward runs the tokens that the one
@@ -232,7 +223,10 @@ class BlockDiffusion(BlockFilling):
             check_default(self, "edit", reason="a causal model, whose tokens have final keys")
         if request.target.mask_shift and not self.verify:
             check_default(self, *PREFIX_UNUSED, reason="a model whose masks predict the next slot")
-            check_no_template(request)
+            if request.is_infill:
+                raise OptionError(
+                    "method", "BlockDiffusion", "cannot fill a template from left to right: omit it"
+                )
 
     @property
     def is_sequential(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import numpy as np
 
 from outpace.decoding import Forward, OptionError, Prediction, Read, Request
-from outpace.decoding.forward import FloatArray, IntArray
+from outpace.decoding.forward import IntArray
 from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
 from outpace.decoding.target import Rank, Target
 from outpace.field_types import Fraction, NonNegativeFloat, PositiveInt
@@ -77,14 +77,13 @@ class BlockFilling(Method):
         quotient, remainder = divmod(size, min(self.steps or size, size))
         return quotient + (fills < remainder)
 
-    def rank_holes(self, out: Prediction, count: int) -> FloatArray:
-        if self.order == "left_to_right":
-            return np.arange(count, 0, -1, dtype=np.float32)
-        return rank_scores(out, self.order)[:count]
-
     def choose_holes(self, out: Prediction, least: int, count: int) -> IntArray:
         """Return the indices of the holes to fill among the first `count`, at least `least`."""
-        ranks = self.rank_holes(out, count)
+        ranks = (
+            np.arange(count, 0, -1, dtype=np.float32)
+            if self.order == "left_to_right"
+            else rank_scores(out, self.order)[:count]
+        )
         chosen = top_holes(ranks, least)
         if self.budget is not None:
             within = within_budget(ranks, out.scores["entropy"][:count], self.budget)

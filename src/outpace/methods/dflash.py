@@ -16,7 +16,6 @@ from outpace.decoding import (
     Forward,
     LengthRange,
     OptionError,
-    Prediction,
     Request,
     Sample,
     Target,
@@ -131,7 +130,10 @@ class DFlash(Method):
                 predict=range(n, n + count),
                 read=self.block_read(request),
             )
-            kept = self.confident_drafts(out)
+            kept = len(out.tokens)
+            if self.confidence_threshold:
+                confident = out.scores["acceptance"] >= self.confidence_threshold
+                kept = int(confident.cumprod().sum())
             drafted, guesses = out.tokens[:kept], None if out.logits is None else out.logits[:kept]
             alive = yield from features.verify_chain(
                 drafted, verify_read(request, self.verify, drafted, [guesses])
@@ -146,8 +148,3 @@ class DFlash(Method):
             if self.confidence_threshold
             else read
         )
-
-    def confident_drafts(self, out: Prediction) -> int:
-        if not self.confidence_threshold:
-            return len(out.tokens)
-        return int((out.scores["acceptance"] >= self.confidence_threshold).cumprod().sum())

@@ -123,7 +123,9 @@ class Eagle(Method):
         # The row of slot i combines its features with the next token. The hidden states of a level
         # enter with the next one, in slots after the text.
         n, drafted = len(request), DraftTree(width)
-        read = self.level_read(request, width)
+        read: Read = Sample(keep=True)
+        if width == 1:
+            read = draft_read(request, self.verify, match=request.sample())
         ids, start = request.ids[n - len(features) :], n - 1 - len(features)
         pattern: Pattern = CAUSAL
         while True:
@@ -152,8 +154,3 @@ class Eagle(Method):
             ids, start = [drafted.tokens[node] for node in drafted.beam], end
             if width > 1:
                 pattern = Tree(n - 1, drafted.ancestor_masks())
-
-    def level_read(self, request: Request, width: int) -> Read:
-        if width > 1:
-            return Sample(keep=True)
-        return draft_read(request, self.verify, match=request.sample())

@@ -286,19 +286,16 @@ class ModelConfig:
                 f"conv_group_size {self.convolution.group} must divide hidden_size {self.dim}"
             )
         if (groups := self.expert_groups) is not None:
-            self.check_groups(groups)
+            size, rest = divmod(self.experts, groups.count)
+            if rest or size < 2 or not self.experts_per_row <= groups.chosen * size <= self.experts:
+                raise ValueError(
+                    f"a row cannot use {self.experts_per_row} of {self.experts} experts in "
+                    f"{groups.chosen} of {groups.count} groups"
+                )
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.vocab}")
         if self.mask_id is None and self.kind not in (Kind.CAUSAL, Kind.EAGLE):
             raise ValueError(f"config.json of a {self.kind.value} must contain mask_token_id")
-
-    def check_groups(self, groups: ExpertGroups) -> None:
-        size, rest = divmod(self.experts, groups.count)
-        if rest or size < 2 or not self.experts_per_row <= groups.chosen * size <= self.experts:
-            raise ValueError(
-                f"a row cannot use {self.experts_per_row} of {self.experts} experts in "
-                f"{groups.chosen} of {groups.count} groups"
-            )
 
     @property
     def num_parameters(self) -> int:

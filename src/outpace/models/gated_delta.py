@@ -105,18 +105,14 @@ class GatedDelta(nn.Module):
     ) -> tuple[Tensor, list[SequenceStates]]:
         """Run the rows of all sequences, one after another; does what a `RunRows` does."""
         outputs, found = [], []
+        inputs = mixed.new_zeros(self.sizes.taps - 1, self.sizes.mixed_size)
         for rows in sequences:
-            state = self.blank_state(mixed) if rows.state is None else rows.state
+            state = rows.state or DeltaState.blank(self.sizes.state_shape, inputs)
             parts = mixed[rows.rows], decay[rows.rows], beta[rows.rows]
             out, states = self.run_sequence(state, parts, rows.settled, rows.copied)
             outputs.append(out)
             found.append(states)
         return torch.cat(outputs), found
-
-    def blank_state(self, mixed: Tensor) -> DeltaState:
-        """Return the state before slot 0, for rows `mixed [T, size]`."""
-        blank = mixed.new_zeros(self.sizes.taps - 1, self.sizes.mixed_size)
-        return DeltaState.blank(self.sizes.state_shape, blank)
 
     def run_sequence(
         self, state: DeltaState, parts: Sequence[Tensor], settled: int, copied: Sequence[int]
@@ -138,7 +134,8 @@ class GatedDelta(nn.Module):
         sizes = self.sizes
         mixed, state = state.convolve(mixed, self.convolution)
         qk, v = mixed.split((2 * sizes.key_size, sizes.value_size), -1)
-        heads = normalise_heads(qk.unflatten(-1, (2, sizes.key_heads, -1)))
+        heads = qk.unflatten(-1, (2, sizes.key_heads, -1))
+        heads = heads * (heads.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
         q, k = heads.repeat_interleave(sizes.value_heads // sizes.key_heads, 2).permute(1, 2, 0, 3)
         v = v.unflatten(-1, (sizes.value_heads, -1)).transpose(0, 1)
         out, state = state.extend(q * sizes.key_dim**-0.5, k, v, decay.T, beta.T)
@@ -152,7 +149,3 @@ def whole_sequences(ranges: Sequence[tuple[int, int]]) -> list[SequenceRows]:
 
 def settle_rows(state: DeltaState, count: int, settled: int) -> DeltaState:
     return state.advance(min(settled_start(state, count, settled), state.end))
-
-
-def normalise_heads(x: Tensor) -> Tensor:
-    return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()

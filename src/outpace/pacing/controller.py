@@ -126,8 +126,8 @@ class PaceController:
     #   due       cycle of the next trial, `patience` cycles after the last one ended
     #   trial     rival that runs in place of `value` up to the cycle `until`: what does not run
     #             cannot be measured. Where `value` is plain, one request (`trier`) tries for all
-    #   patience  MIN_PATIENCE after a change between plain and drafting; a trial that changes nothing
-    #             doubles it, up to MAX_PATIENCE, so that trials cost ever less
+    #   patience  MIN_PATIENCE after a change between plain and drafting; doubled by a trial that
+    #             changes nothing, up to MAX_PATIENCE, so that trials cost ever less
     #   explores  the trial is of a number that never ran: it is shorter, and leaves `due` in place
 
     def __init__(self, lengths: LengthRange, stored: StoredCosts | None = None) -> None:

@@ -282,7 +282,9 @@ class CountTokensRequest(StrictModel):
                 "stop": self.stop_sequences or None,
                 "tools": [declare_tool(tool) for tool in tools if isinstance(tool, MessagesTool)],
                 "tool_choice": None if choice is None else chat_tool_choice(choice),
-                "response_format": None if config.format is None else chat_format(config.format),
+                "response_format": None
+                if (form := config.format) is None
+                else {"type": form.type, "schema": form.schema_},
                 "parallel_tool_calls": (
                     False if choice is not None and choice.disable_parallel_tool_use else None
                 ),
@@ -380,10 +382,6 @@ def chat_tool_choice(choice: MessagesToolChoice) -> Any:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name or ""}}
     return {"auto": None, "any": "required", "none": "none"}[choice.type]
-
-
-def chat_format(form: OutputFormat) -> dict[str, Any]:
-    return {"type": form.type, "schema": form.schema_}
 
 
 ReplyObject = dict[str, Any]

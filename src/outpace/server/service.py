@@ -101,17 +101,15 @@ class Service:
     def find_model(self, name: str | None) -> HostedModel:
         """Return the model of a name; any other name, or none, is that of a sole model."""
         sole, *others = (model for model in self.models.values() if model.adapter is None)
-        if not others and (name is None or self.is_foreign(name, sole)):
+        # A name that begins as that of an adapter is one, even if it is unknown.
+        is_known = name in self.models or (name or "").startswith(f"{sole.name}:")
+        if not others and not is_known:
             return sole
         if name is None:
             raise HttpError(
                 400, f"model: is required; choose from {', '.join(self.models)}", param="model"
             )
         return self.find_listed_model(name)
-
-    def is_foreign(self, name: str, sole: HostedModel) -> bool:
-        """Return whether a name is neither that of a model nor begins as that of an adapter."""
-        return name not in self.models and not name.startswith(f"{sole.name}:")
 
     def find_listed_model(self, name: str) -> HostedModel:
         if name not in self.models:

@@ -112,7 +112,10 @@ class ChoiceStream:
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
             self.canvas = canvas
             extra = self.take_trace() if self.steps else None
-            state = {"index": self.index, "canvas": self.canvas_texts(canvas)}
+            # The text of a token after itself is that after some token: with its space, if any.
+            text = self.reply.model.token_text
+            texts = [None if token < 0 else text(token, token) for token in canvas]
+            state = {"index": self.index, "canvas": texts}
             yield self.reply.format_empty_chunk(outpace=state | (extra or {}))
         if event.output is not None:
             if self.is_first:  # an empty answer has a role, too
@@ -148,11 +151,6 @@ class ChoiceStream:
         trace = {"steps": self.steps, "texts": self.texts}
         self.steps, self.texts = [], []
         return {"index": self.index, **trace, "tokens": self.tokens, "forwards": self.forwards}
-
-    def canvas_texts(self, canvas: Sequence[int]) -> list[str | None]:
-        """Return the texts of the canvas after the committed text; None for a hole."""
-        text = self.reply.model.token_text
-        return [None if token < 0 else text(token, token) for token in canvas]  # after some token
 
 
 class CompletionWriter(AnswerWriter):

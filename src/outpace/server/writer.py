@@ -140,19 +140,16 @@ class BlockBuilder:
         if parts.text:
             yield from self.add_text("text", parts.text)
         for delta in parts.calls:
-            yield from self.add_call(delta)
+            if delta.name is not None:
+                yield from self.begin_block("call", delta.name)
+            if delta.arguments:
+                yield self.extend_block(delta.arguments)
 
     def add_text(self, kind: Literal["thoughts", "text"], text: str) -> Iterator[BlockChange]:
         """Yield the changes by new characters of thoughts or text."""
         if not self.blocks or self.blocks[-1].kind != kind:
             yield from self.begin_block(kind)
         yield self.extend_block(text)
-
-    def add_call(self, delta: CallDelta) -> Iterator[BlockChange]:
-        if delta.name is not None:
-            yield from self.begin_block("call", delta.name)
-        if delta.arguments:
-            yield self.extend_block(delta.arguments)
 
     def begin_block(
         self, kind: Literal["thoughts", "text", "call"], name: str = ""

@@ -165,7 +165,11 @@ def parse_conversation(
         case _:
             raise ValueError(f"{place} {describe_missing(record, fields)}")
     for each in found:
-        check_message(each, place)
+        match each:
+            case {"role": str(), "content": str(content)}:
+                check_utf8(content, place)
+            case _:
+                raise ValueError(f"{place} needs messages with role and content, both texts")
     return found, check_utf8(response, place), ended
 
 
@@ -204,14 +208,6 @@ def describe_missing(record: Any, fields: FieldNames | None) -> str:
         f"needs prompt and response, or messages that end with the assistant's; found {found}; "
         "set fields for other names"
     )
-
-
-def check_message(message: Any, place: str) -> None:
-    match message:
-        case {"role": str(), "content": str(content)}:
-            check_utf8(content, place)
-        case _:
-            raise ValueError(f"{place} needs messages with role and content, both texts")
 
 
 def check_utf8(text: str, place: str) -> str:

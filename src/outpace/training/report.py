@@ -104,18 +104,24 @@ class TrainingReport:
             "training", completed=begun.step, total=steps
         )
         if accelerator.is_main_process:
+            device = accelerator.device
+            is_gpu = device.type == "cuda"
             facts = {
-                **collect_provenance(accelerator),
+                **provenance_record(),
+                "accelerate": accelerate.__version__,
+                "device": torch.cuda.get_device_name(device) if is_gpu else device.type,
+                "processes": accelerator.num_processes,
                 "parameters": parameters,
                 "settings": settings,
             }
             write_atomically(out / RUN_FILE, json.dumps(facts, indent=2) + "\n")
             truncate_log(out / METRICS_FILE, begun.step)
             truncate_log(out / HELD_OUT_FILE, begun.step)
+            train = settings["train"]
+            batch = f"{train['tokens']} tokens" if train["tokens"] else f"{train['batch']} examples"
             self.print_line(
-                f"{parameters / 1e6:,.2f}M parameters, {steps} steps of "
-                f"{describe_batch(settings['train'])}, {facts['device']}; settings "
-                f"in {out / RUN_FILE}"
+                f"{parameters / 1e6:,.2f}M parameters, {steps} steps of {batch}, "
+                f"{facts['device']}; settings in {out / RUN_FILE}"
             )
             if begun.step:
                 self.print_line(f"resuming after step {begun.step}")
@@ -203,11 +209,6 @@ class TrainingReport:
         return {name: pair for name, pair in sums.items() if name not in ("rows", "tokens")}
 
 
-def describe_batch(train: Mapping[str, Any]) -> str:
-    tokens = train["tokens"]
-    return f"{train['batch']} examples" if tokens is None else f"{tokens} tokens"
-
-
 def format_figures(figures: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in sorted(figures.items()))
 
@@ -241,16 +242,6 @@ def check_run_settings(out: Path, settings: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{out} holds a run with {', '.join(changed)}; give another out, or delete that run"
         )
-
-
-def collect_provenance(accelerator: Accelerator) -> dict[str, Any]:
-    device = accelerator.device
-    return {
-        **provenance_record(),
-        "accelerate": accelerate.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "processes": accelerator.num_processes,
-    }
 
 
 def truncate_log(path: Path, step: int) -> None:

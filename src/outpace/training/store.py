@@ -75,7 +75,8 @@ class FeatureStore:
             "computed": f"{target.norm.weight.dtype}".removeprefix("torch.") + f", {precision}",
         }
         self.check_folder()
-        self.missing = self.find_missing()
+        files = range(-(-self.records // RECORDS_PER_FILE))
+        self.missing = [number for number in files if not self.is_complete(number)]
 
     def check_folder(self) -> None:
         path = self.folder / INDEX_FILE
@@ -98,10 +99,6 @@ class FeatureStore:
             f"features folder {self.folder} differs in {', '.join(names)} from this run; give "
             "another folder, or delete it"
         )
-
-    def find_missing(self) -> list[int]:
-        files = range(-(-self.records // RECORDS_PER_FILE))
-        return [number for number in files if not self.is_complete(number)]
 
     def is_complete(self, number: int) -> bool:
         """Return whether a file has all its records; `ValueError` if it has others."""

@@ -107,7 +107,7 @@ class Eagle3(Objective):
             embedded = draft.embed_tokens(shift_rows(rows.ids, step + 1, 0))
             positions = (rows.positions + step).clamp(max=self.length - 1)
             angles = draft.rotary_angles(positions, embedded.dtype)
-            state = block(state, *angles, unrolled.step_attention(step), context=embedded)
+            state = block(state, *angles, StepAttention(unrolled, step), context=embedded)
             places, right = torch.nonzero(here).squeeze(1), torch.zeros_like(here)
             score_rows = partial(score_step, draft, judge, state, step)
             losses, right[places] = score_in_chunks(
@@ -207,9 +207,6 @@ class UnrolledAttention:
         """`[T, H, D]` by step."""
         self.values: dict[int, Tensor] = {}
         """`[T, H, D]` by step."""
-
-    def step_attention(self, step: int) -> Attend:
-        return StepAttention(self, step)
 
     def attend_step(self, step: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with `q [T, H, D]` of a step, whose keys and values are `k, v [T, K, D]`."""
