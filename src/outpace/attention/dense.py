@@ -272,11 +272,10 @@ class SequenceCall:
 
 @dataclass(slots=True)
 class GroupCall:
-    """One attention call for sequences of n rows each, stored whole strides apart.
+    """One attention call for sequences of n rows each, stored whole strides apart."""
 
-    Their keys form one strided view of the cache, without a copy. The view may cover places without
-    a sequence; their results are discarded.
-    """
+    # Their keys form one strided view of the cache, without a copy. The view may cover places
+    # without a sequence; their results are discarded.
 
     rows: slice | Tensor
     """Rows in the batch, sequence by sequence, `i64[B * n]`; a slice if contiguous."""

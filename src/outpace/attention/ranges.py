@@ -163,11 +163,10 @@ class RangesAttention(TrainingAttention):
 
 
 class HullAttention(TrainingAttention):
-    """The `attend` of rows over keys on a separate axis: one call per run of rows.
+    """The `attend` of rows over keys on a separate axis: one call per run of rows."""
 
-    Each run receives the keys from the first to the last that any of its rows sees, per range. For
-    runs of neighbouring blocks that is little more than what they see.
-    """
+    # Each run receives the keys from the first to the last that any of its rows sees, per range.
+    # For runs of neighbouring blocks that is little more than what they see.
 
     def __init__(
         self, ranges: Tensor, runs: Sequence[int], device: torch.device = CPU_DEVICE

@@ -23,12 +23,12 @@ MAX_AUTOMATON_ENTRIES = 20_000_000
 
 
 class TokenAutomaton:
-    """A deterministic automaton over the tokens of a vocabulary.
+    """A deterministic automaton over the tokens of a vocabulary."""
 
-    Strings begin in state 0. Where one may end, a token of `ends` leads to the last state, in
-    which everything is padding. Tokens with equal transitions share a class: class 0 leads nowhere,
-    the last class is that of `ends`. Classes that lead from one state to another form a bundle.
-    """
+    # Strings begin in state 0. Where one may end, a token of `ends` leads to the last state, in
+    # which everything is padding. Tokens with equal transitions share a class: class 0 leads
+    # nowhere, the last class is that of `ends`. Classes that lead from one state to another form a
+    # bundle.
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
         text, end = np.ones(vocabulary.size, dtype=bool), len(dfa.table)

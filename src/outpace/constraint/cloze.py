@@ -96,10 +96,9 @@ def check_template(cloze: Any) -> list[str | Hole]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InfillConstraint:
-    """Constrain an answer to fixed tokens and to the constraints of the holes between them.
+    """Constrain an answer to fixed tokens and to the constraints of the holes between them."""
 
-    Each constraint depends only on the tokens in its hole; text outside cannot violate it.
-    """
+    # Each constraint depends only on the tokens in its hole; text outside cannot violate it.
 
     holes: Sequence[RegularConstraint]
     fixed_tokens: Mapping[int, int]

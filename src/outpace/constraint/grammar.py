@@ -147,12 +147,11 @@ def compile_matcher(tokens: Any, kind: str, source: str, options: Any) -> tuple[
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GrammarConstraint:
-    """Constrain one answer to a grammar, for methods that commit from left to right.
+    """Constrain one answer to a grammar, for methods that commit from left to right."""
 
-    Each row depends on the tokens before it. Holes that are filled together are sampled from left
-    to right, each given those before it. The choice never reaches a dead end, but it is not the
-    most probable one of all that fit, and the answer may not end before the limit.
-    """
+    # Each row depends on the tokens before it. Holes that are filled together are sampled from left
+    # to right, each given those before it. The choice never reaches a dead end, but it is not the
+    # most probable one of all that fit, and the answer may not end before the limit.
 
     grammar: CompiledGrammar
     matcher: Any

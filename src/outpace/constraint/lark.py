@@ -90,10 +90,9 @@ def read_symbols(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass
 class GrammarReader:
-    """Collects which names each definition refers to, in order.
+    """Collects which names each definition refers to, in order."""
 
-    A line begins a definition if its first name is followed by a colon outside brackets.
-    """
+    # A line begins a definition if its first name is followed by a colon outside brackets.
 
     references: dict[str, list[str]] = field(default_factory=dict)
     """Names in each definition."""

@@ -515,14 +515,13 @@ class TokenLanguage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RegularConstraint:
-    """Constrain one answer to an automaton exactly, for any order of filling.
+    """Constrain one answer to an automaton exactly, for any order of filling."""
 
-    The answer begins at slot `begin` and must be complete before slot `limit`. In each row, tokens
-    are banned that no answer has there, given all tokens so far, or without `both` only those
-    before the row. Holes that are filled together receive the most probable tokens that fit. Above
-    temperature 0 they are an exact sample of the product of the predictions, given that the tokens
-    fit.
-    """
+    # The answer begins at slot `begin` and must be complete before slot `limit`. In each row,
+    # tokens are banned that no answer has there, given all tokens so far, or without `both` only
+    # those before the row. Holes that are filled together receive the most probable tokens that
+    # fit. Above temperature 0 they are an exact sample of the product of the predictions, given
+    # that the tokens fit.
 
     language: TokenLanguage
     begin: int

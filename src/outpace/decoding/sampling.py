@@ -138,10 +138,9 @@ def nucleus_argmax(logits: Tensor, noised: Tensor, top_p: Tensor) -> Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class LogitTruncation:
-    """Sampling settings of a group's rows; `host_settings f64[4, R]` are the same on the host.
+    """Sampling settings of a group's rows; `host_settings f64[4, R]` are the same on the host."""
 
-    The host decides what needs no work, so it never waits for a device.
-    """
+    # The host decides what needs no work, so it never waits for a device.
 
     settings: SamplingTensors
     host_settings: NDArray[np.float64]

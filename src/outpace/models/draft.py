@@ -165,12 +165,11 @@ class ChainedDraft(DFlashDraft):
 
 
 class DFlashFusedDraft(BlockDraft):
-    """Layers that add the features of a target to the embeddings of their input.
+    """Layers that add the features of a target to the embeddings of their input."""
 
-    The tokens of the text are rows too. The rows of a block have no features yet and use zeros,
-    which add nothing. The norm has a distinct name, so that the weights of one type of draft do not
-    load as the other.
-    """
+    # The tokens of the text are rows too. The rows of a block have no features yet and use zeros,
+    # which add nothing. The norm has a distinct name, so that the weights of one type of draft do
+    # not load as the other.
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         super().__init__(config, target)
@@ -207,11 +206,10 @@ def check_draft_pair(draft: ModelConfig, target: ModelConfig) -> None:
 
 
 class DSparkDraft(ChainedDraft):
-    """Layers that predict a block in one pass, whose tokens are then chosen one after another.
+    """Layers that predict a block in one pass, whose tokens are then chosen one after another."""
 
-    The Markov head adds a bias to the logits of a token that depends on the token before it. The
-    confidence head predicts whether the target will accept the token, before it is chosen.
-    """
+    # The Markov head adds a bias to the logits of a token that depends on the token before it. The
+    # confidence head predicts whether the target will accept the token, before it is chosen.
 
     def build_layers(self) -> None:
         config = self.config
@@ -259,12 +257,11 @@ class BlockPlaces(Protocol):
 
 
 class GroupedConvolution(nn.Module):
-    """Convolution over the rows of a block, before and after attention or MLP.
+    """Convolution over the rows of a block, before and after attention or MLP."""
 
-    A channel c of row i becomes the sum over taps t of `(base[t, c] + delta[i, t, g]) x[i - t, c]`.
-    The group g of the channel has one delta, a projection of the row before attention or MLP. Rows
-    before the block count as zero.
-    """
+    # A channel c of row i becomes the sum over taps t of `(base[t, c] + delta[i, t, g]) x[i - t,
+    # c]`. The group g of the channel has one delta, a projection of the row before attention or
+    # MLP. Rows before the block count as zero.
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -324,12 +321,12 @@ class ConvolvedBlock(Block):
 
 
 class DFlash2Draft(ChainedDraft):
-    """Layers with convolutions over a block, and a selector of one path through its candidates.
+    """Layers with convolutions over a block, and a selector of one path through its candidates."""
 
-    The candidates of a slot are its most probable tokens. One that follows the token p gets, beside
-    its logit, the score `<A[p] * H(h), B[c]>`, of embeddings A, B and the hidden state h of its
-    slot. The path starts at the last committed token and takes one candidate after another.
-    """
+    # The candidates of a slot are its most probable tokens. One that follows the token p gets,
+    # beside its logit, the score `<A[p] * H(h), B[c]>`, of embeddings A, B and the hidden state h
+    # of its slot. The path starts at the last committed token and takes one candidate after
+    # another.
 
     block_type = ConvolvedBlock
 

@@ -46,13 +46,12 @@ class ScaledRouter(nn.Linear):
 
 
 class Experts(nn.Module):
-    """Several MLPs, of which each row uses the few with the highest router scores.
+    """Several MLPs, of which each row uses the few with the highest router scores."""
 
-    The output is their mean weighted by the router's probabilities, normalised over the selected
-    experts with `norm_experts`. All rows also use the `shared` MLP, which may have a gate. With
-    `precise_router`, scores and sums are float32 and rounded once. `experts_beside` an MLP have a
-    scaled router, and a factor each.
-    """
+    # The output is their mean weighted by the router's probabilities, normalised over the selected
+    # experts with `norm_experts`. All rows also use the `shared` MLP, which may have a gate. With
+    # `precise_router`, scores and sums are float32 and rounded once. `experts_beside` an MLP have a
+    # scaled router, and a factor each.
 
     def __init__(self, config: ModelConfig, make: BuildMLP) -> None:
         super().__init__()

@@ -27,12 +27,11 @@ from outpace.models.transformer import Block, Context, Transformer
 
 
 class MTPDraft(Draft):
-    """A layer of the target's own kind, on a hidden state and the next token.
+    """A layer of the target's own kind, on a hidden state and the next token."""
 
-    The row of slot i receives the hidden state of token i and the token i + 1, and predicts token i
-    + 2. Its own states after the norm are the input of the next step. Embedding and head are the
-    target's.
-    """
+    # The row of slot i receives the hidden state of token i and the token i + 1, and predicts token
+    # i + 2. Its own states after the norm are the input of the next step. Embedding and head are
+    # the target's.
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         super().__init__(config, target)
@@ -104,11 +103,10 @@ class EagleBlock(Block):
 
 
 class EagleDraft(Draft):
-    """One layer that continues from hidden states: fused ones of a target, then its own.
+    """One layer that continues from hidden states: fused ones of a target, then its own."""
 
-    The row of slot i receives the hidden state of token i and the token i + 1, and predicts token i
-    + 2.
-    """
+    # The row of slot i receives the hidden state of token i and the token i + 1, and predicts token
+    # i + 2.
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         super().__init__(fit_draft_config(config, target.config), target)

@@ -41,10 +41,9 @@ class Recur(Protocol):
 
 
 class GatedDelta(nn.Module):
-    """Projections of one layer, its convolution and its output gate.
+    """Projections of one layer, its convolution and its output gate."""
 
-    It is used as `Attention` is; rotary tables and context rows have no meaning for it.
-    """
+    # It is used as `Attention` is; rotary tables and context rows have no meaning for it.
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()

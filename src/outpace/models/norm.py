@@ -28,10 +28,9 @@ def build_norm(config: ModelConfig, size: int | None = None) -> nn.RMSNorm:
 
 
 class DirectNorm(Replacement, nn.RMSNorm):
-    """A norm with float32 statistics, without a fused kernel: PyTorch has none for the CPU.
+    """A norm with float32 statistics, without a fused kernel: PyTorch has none for the CPU."""
 
-    It takes half the time of PyTorch's operations on few rows, and less on many.
-    """
+    # It takes half the time of PyTorch's operations on few rows, and less on many.
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__(norm)

@@ -8,10 +8,9 @@ from torch import nn
 
 
 class Replacement(nn.Module):
-    """A module in place of another, with which it shares parameters, parts and hooks.
+    """A module in place of another, with which it shares parameters, parts and hooks."""
 
-    State that only the replacement needs is created in `__init__` of a subclass.
-    """
+    # State that only the replacement needs is created in `__init__` of a subclass.
 
     original: tuple[nn.Module]
 

@@ -27,12 +27,11 @@ AVERAGED_CYCLES = 64
 
 
 class Acceptance:
-    """Acceptance rate of each position of a draft, given that all before it were accepted.
+    """Acceptance rate of each position of a draft, given that all before it were accepted."""
 
-    With `nested` draft lengths one list of rates serves all of them, since a longer draft begins
-    with the shorter one. Otherwise each draft length has a separate list, which starts as a copy of
-    the nearest longer one.
-    """
+    # With `nested` draft lengths one list of rates serves all of them, since a longer draft begins
+    # with the shorter one. Otherwise each draft length has a separate list, which starts as a copy
+    # of the nearest longer one.
 
     def __init__(self, *, nested: bool) -> None:
         self.nested = nested

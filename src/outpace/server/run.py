@@ -63,11 +63,10 @@ class StartedTransport:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection, whose client has `seconds` to send the headers of each request.
+    """One connection, whose client has `seconds` to send the headers of each request."""
 
-    The same limit applies to a client that stops reading. A client that half-closes the connection
-    after a whole request still receives its answer.
-    """
+    # The same limit applies to a client that stops reading. A client that half-closes the
+    # connection after a whole request still receives its answer.
 
     def __init__(self, *, seconds: float, **options: Any) -> None:
         super().__init__(**options)

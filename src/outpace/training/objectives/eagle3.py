@@ -132,11 +132,10 @@ class Eagle3(Objective):
 
 
 class TargetDistributions:
-    """The target's distributions over a draft's vocabulary, computed once per row if they fit.
+    """The target's distributions over a draft's vocabulary, computed once per row if they fit."""
 
-    A row is scored in several steps, and a head over the whole vocabulary costs more than a small
-    draft.
-    """
+    # A row is scored in several steps, and a head over the whole vocabulary costs more than a small
+    # draft.
 
     def __init__(
         self, draft: EagleDraft, target: Transformer, hidden: Tensor, scored: Tensor, steps: int
