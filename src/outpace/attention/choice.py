@@ -92,6 +92,7 @@ def select_backend(
     if reason is None:
         LOG.info("%s: %s", where, wanted)
         return build_backend(wanted, dense, page, pad_work)
+    # Who names a back end measures it, so another one must not take its place in silence.
     if attention == wanted or pad_work:
         raise unavailable_error(wanted, str(reason))
     LOG.log(

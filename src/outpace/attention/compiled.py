@@ -118,6 +118,7 @@ class CompiledAttention:
         rows = int(chunks[-1])
         total = sum([len(span) * span.num_visible for span in batch.spans])
         keys = self.keys[0]
+        # Equal in all layers; each adds its own addresses, just before it runs.
         common = {
             "isa": self.loop,
             "half": keys.dtype == torch.bfloat16,
@@ -130,6 +131,7 @@ class CompiledAttention:
             "tables": of_chunks.data_ptr(),
             "chunks": chunks.data_ptr(),
             "num_chunks": len(of_chunks),
+            # The loop computes powers of two, which are faster than those of e.
             "scale": math.log2(math.e) / math.sqrt(self.size),
             "threads": thread_count(2 * total * self.heads * self.size),
         }
@@ -152,6 +154,7 @@ class CompiledAttention:
             if k.shape[1]:
                 keys.index_copy_(0, batch.write_slots, k)
                 values.index_copy_(0, batch.write_slots, v)
+            # The loop reads rows at any distance, but the numbers of a row one after another.
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)
             sinks = None if sinks is None else check_vector("sinks", sinks.float(), self.heads)

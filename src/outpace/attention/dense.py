@@ -58,6 +58,7 @@ def sink_attention(
     if shared > 1:
         k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     sinks = sinks.expand(*q.shape[:3], 1)
+    # Unlike PyTorch's kernel, this one holds all scores: a part of the rows at a time.
     block = max(MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]), 1)
     parts = []
     for first in range(0, q.shape[2], block):

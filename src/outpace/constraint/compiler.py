@@ -357,6 +357,8 @@ class Compiler:
                 dfa = add_thoughts(dfa, key.thoughts)
             return build_language(make, dfa, vocabulary, key.ends)
         except TooLargeError as error:
+            # States multiply with each upper count; llguidance counts in place of states, but from
+            # left to right only.
             if name != "schema" or not key.sequential or key.thoughts is not None:
                 raise
             return self.compile_counted(source, key.size, key.ends, error)

@@ -139,6 +139,7 @@ class DeltaState:
             beta: weight of each correction, `f32[H, n]`.
         """
         count, before = k.shape[1], self.num_rows
+        # Rows since the state are run with those before them, whose corrections are known.
         keys, decay = torch.cat((self.keys, k), 1), torch.cat((self.decay, decay), 1)
         decays = add_decays(decay)
         total = decays[:, before:]
@@ -146,6 +147,7 @@ class DeltaState:
         if count > 1:
             later = torch.ones(between.shape[1:], dtype=torch.bool, device=k.device)
             between = between.masked_fill(later.triu(before + 1), -torch.inf)
+        # Keys are read like queries: what is stored under a key must be known to correct it.
         queries, factor = torch.cat((k, q), 1), between.exp().float()
         known, read = (queries @ self.state).split(count, 1)
         overlap, scores = (
@@ -156,6 +158,8 @@ class DeltaState:
         if before:
             values = values - overlap[:, :, :before] @ self.values
         if count > 1:
+            # The correction of a row changes what all later rows find: a triangular system, which
+            # is solved for all rows at once.
             values = torch.linalg.solve_triangular(
                 overlap[:, :, before:], values, upper=False, unitriangular=True
             )
@@ -332,6 +336,7 @@ def run_recurrent(
     if mixed.dtype is not torch.float32 or not mixed.is_cpu:
         raise ValueError(f"mixed must be float32 on a CPU, got {describe_tensor(mixed)}")
     mixed = mixed if mixed.stride(-1) == 1 else mixed.contiguous()
+    # The loop sees addresses only, and takes these arrays for contiguous ones.
     decay, beta, weight = decay.contiguous(), beta.contiguous(), weight.contiguous()
     key_heads = (size - heads * value) // (2 * key)
     plans = plan_sequences(mixed, sequences, shape, taps)

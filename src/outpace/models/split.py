@@ -32,26 +32,21 @@ class ModelShard:
 
     def shard_config(self, whole: ModelConfig) -> ModelConfig:
         """Return the configuration of a shard."""
-        if whole.delta is not None:
-            raise ValueError(
-                f"tensor_parallel: {whole.architecture} has gated delta layers, which cannot be "
-                "sharded; run it in one process"
-            )
-        if whole.is_uneven:
-            raise ValueError(
-                f"tensor_parallel: {whole.architecture} has layers of different sizes, which "
-                "cannot be sharded; run it in one process"
-            )
-        if whole.sinks or whole.expert_groups or whole.dense_layers or whole.shared_mlp:
-            raise ValueError(
-                f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "
-                "which cannot be sharded; run it in one process"
-            )
         alone = whole.kind in (Kind.DFLASH_FUSED, Kind.EAGLE) or whole.chain is not None
-        if alone or (whole.experts and whole.mlp_bias):
+        parts = {
+            "gated delta layers": whole.delta,
+            "layers of different sizes": whole.is_uneven,
+            "attention sinks": whole.sinks,
+            "expert groups": whole.expert_groups,
+            "dense layers beside experts": whole.dense_layers,
+            "a shared MLP": whole.shared_mlp,
+            "experts with biases": whole.experts and whole.mlp_bias,
+            f"the layers of a {whole.kind.value}": alone,
+        }
+        if found := next((name for name, part in parts.items() if part), None):
             raise ValueError(
-                f"tensor_parallel: {whole.architecture}, a {whole.kind.value}, cannot be sharded; "
-                "run it in one process"
+                f"tensor_parallel: {whole.architecture} has {found}, which cannot be sharded; run "
+                "it in one process"
             )
         sizes = {"heads": whole.heads, "kv_heads": whole.kv_heads, "mlp": whole.mlp}
         if any(size % self.size for size in sizes.values()):

@@ -270,12 +270,14 @@ class Stack(nn.Module, ABC):
             fused, positions = self.fuse_features(context[0]), torch.cat((context[1], positions))
         cos, sin = self.rotary_angles(positions, x.dtype)
         captured = {EMBEDDINGS: x} if EMBEDDINGS in layers else {}
+        # The last block is apart: attention and MLP of rows that nobody wants are left out there.
         *blocks, last = self.blocks
         *inputs, last_input = self.layer_inputs(ids, x)
         for layer, block in enumerate(blocks):
             x = block(x, cos, sin, attend, None, fused, *inputs[layer])
             if layer in layers:
                 captured[layer] = x
+        # If its output is captured, all rows are needed, and the wanted ones are selected later.
         if len(blocks) not in layers:
             return self.norm(last(x, cos, sin, attend, wanted, fused, *last_input)), captured
         captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, None, fused, *last_input))

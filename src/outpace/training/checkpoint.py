@@ -66,6 +66,7 @@ def save_checkpoint(
             if first:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
+            # Nobody can write before the folder exists.
             if together is not None:
                 together.wait_for_everyone()
             weights = {
@@ -80,6 +81,7 @@ def save_checkpoint(
                 state |= {} if together is None else {"parts": together.num_processes}
                 (partial / STATE_FILE).write_text(json.dumps(state))
                 shutil.rmtree(target, ignore_errors=True)
+                # Until here the checkpoint before it is the newest valid one.
                 os.replace(partial, target)
         finally:
             if first:

@@ -54,6 +54,8 @@ class Optim:
             if not parameter.requires_grad:
                 continue
             is_table = id(parameter) in tables or not {*HEADS}.isdisjoint(name.split("."))
+            # Muon orthogonalises the update of a map between hidden spaces. The rows of a table are
+            # looked up one by one, and are no such map.
             if parameter.ndim < 2:
                 vectors.append(parameter)
             elif is_table or self.optimizer == "adamw":
@@ -62,6 +64,7 @@ class Optim:
                 matrices.append(parameter)
         groups = [
             {"params": others, "weight_decay": self.weight_decay},
+            # Norms and biases are not decayed, as is usual.
             {"params": vectors, "weight_decay": 0.0},
         ]
         used = [group for group in groups if group["params"]]
