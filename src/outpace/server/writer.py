@@ -71,7 +71,9 @@ class Translation(ABC):
         name = rename_field(fault.param, self.RENAMED_FIELDS)
         text = str(fault)
         if text.startswith(fault.param):
-            text = name + text.removeprefix(fault.param)
+            # These APIs have no `param`: a colon ends the name of the field.
+            rest = text.removeprefix(fault.param)
+            text = f"{name}{':' if rest.startswith(' ') else ''}{rest}"
         return HttpError(fault.status, text, param=name, code=fault.code, headers=fault.headers)
 
     @contextmanager

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from outpace.attention.ranges import RowRange, TrainingAttention, causal_ranges, find_documents
 from outpace.decoding.target import Kind
 from outpace.field_types import Count, Fraction, check_fields
-from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
