@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_
 from outpace.cli.options import MethodFlag
 from outpace.cli.pull import fetch_model
 from outpace.errors import OptionError, install_extra
-from outpace.server.serve_options import ServeOptions
+from outpace.server.serve_options import ServeOptions, ServerOptions
 
 if TYPE_CHECKING:
     from outpace.server.service import Service
@@ -22,30 +21,9 @@ if TYPE_CHECKING:
     from outpace.server.start import EngineHandle
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerFlags:
+@add_flags(ServerOptions, "server")
+class ServerFlags(FlagGroup):
     """Flags of the server as a whole."""
-
-    host: Annotated[str | None, Option(help="Address to listen on; 127.0.0.1 by default.")] = None
-    port: Annotated[int | None, Option(help="Port; 8000 by default, 0 for any free port.")] = None
-    api_key: Annotated[str | None, Option(help="Key that clients must send.")] = None
-    api_key_file: Annotated[Path | None, Option(help="File that contains the key.")] = None
-    insecure: Annotated[
-        bool, Option("--insecure", help="Allow other addresses than localhost without a key.")
-    ] = False
-    max_waiting: Annotated[
-        int | None, Option(help="Maximum number of waiting requests per model.")
-    ] = None
-    drain_seconds: Annotated[
-        float | None, Option(help="Seconds that running requests may take after SIGTERM.")
-    ] = None
-    step_seconds: Annotated[float | None, Option(help="Maximum seconds of an engine step.")] = None
-    verbose: Annotated[
-        bool, Option("--verbose", help="Also log requests, and the choices for this processor.")
-    ] = False
-    log_format: Annotated[
-        str | None, Option(help="Format of the log: text, or json, which includes requests.")
-    ] = None
 
     def collect_settings(self) -> dict[str, Any]:
         """Return the flags that are set, as in a settings file."""

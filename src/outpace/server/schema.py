@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -36,7 +35,7 @@ from outpace.constraint.calls import MAX_CALLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError
-from outpace.field_types import Option
+from outpace.server.option_types import Whole, bounded_type
 
 MAX_BODY_BYTES = 2 * 2**20
 """Maximum size of a request body in bytes."""
@@ -103,13 +102,6 @@ ContentRule = AfterValidator(require_content), Field(validate_default=True)
 """Validators of the content of a message, after its role."""
 
 
-def convert_whole_number(value: object) -> object:
-    """Return an integral float as an integer, since JSON does not distinguish them."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(convert_whole_number)]
-
 MAX_TOP_K = 2**31 - 1
 """Maximum `top_k`, which excludes no token."""
 
@@ -126,19 +118,6 @@ def read_limit(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
 
 AnswerLength = Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS), WrapValidator(read_limit)]
 """Maximum number of tokens of an answer."""
-
-
-def bounded_type(option: Option) -> Any:
-    """Return the type of an option with its bounds in requests; optional if it is so in Python."""
-    ((plain, bounds),) = option.types.items() or [(Literal[option.words], None)]
-    kind: Any = Whole if plain is int else plain
-    if (bounds := option_info(option).limits or bounds) is not None:
-        low, high = "gt" if bounds.above else "ge", "lt" if bounds.below else "le"
-        ends: dict[str, Any] = {low: bounds.low}
-        if bounds.high != inf:
-            ends[high] = bounds.high
-        kind = Annotated[kind, Field(**ends)]
-    return kind | None if option.is_nullable else kind
 
 
 MAX_LOGIT_BIASES = 1024

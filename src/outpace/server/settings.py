@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainValidator, create_model
+from pydantic import AfterValidator, Field, PlainValidator
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
 from outpace.checkpoints.load import head_name, target_config
@@ -16,16 +16,12 @@ from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import accepts_head
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError
-from outpace.field_types import list_options
 from outpace.methods import METHODS, Method
 from outpace.methods.options import method_name
 from outpace.models.config import ModelConfig
-from outpace.server.schema import bounded_type
+from outpace.server.option_types import option_model
 from outpace.server.serve_options import ServeOptions
 from outpace.server.start import FrozenModel, Settings, parse_section, read_table
-
-SERVE_OPTIONS = list_options(ServeOptions)
-"""Options of a served model by name."""
 
 
 def name_role_models(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
@@ -94,14 +90,7 @@ if TYPE_CHECKING:
         """The options of an `LLM`, and those of serving it."""
 
 else:
-    EntryOptions = create_model(
-        "EntryOptions",
-        __base__=FrozenModel,
-        **{
-            option.name: (bounded_type(option), option.default)
-            for option in (*LOAD_OPTIONS.values(), *SERVE_OPTIONS.values())
-        },
-    )
+    EntryOptions = option_model("EntryOptions", FrozenModel, LoadOptions, ServeOptions)
 
 
 class Entry(EntryOptions):

@@ -11,17 +11,17 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outpace.errors import OptionError, prefix_error
-from outpace.server.logs import LogFormat, log_start, start_log
+from outpace.server.logs import log_start, start_log
+from outpace.server.option_types import option_model
+from outpace.server.serve_options import ServerOptions
 
 HEADER_VALUE = re.compile(rb"[!-~\x80-\xff]+([ \t]+[!-~\x80-\xff]+)*")
 """Bytes that HTTP transfers unchanged as the value of a header."""
-
-Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 ERROR_MESSAGES = {
     "extra_forbidden": "is unknown",
@@ -37,30 +37,19 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Settings(FrozenModel):
+if TYPE_CHECKING:
+
+    class SettingFields(FrozenModel, ServerOptions):
+        """The options of a server."""
+
+else:
+    SettingFields = option_model("SettingFields", FrozenModel, ServerOptions)
+
+
+class Settings(SettingFields):
     """Settings of the server as a whole."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
     api_key: Annotated[str, Field(min_length=1)] | None = None
-    """Bearer token that clients must send; None accepts everyone."""
-    api_key_file: str | None = None
-    """File that contains the key."""
-    insecure: bool = False
-    """Whether to listen on other addresses than loopback without a key."""
-    max_waiting: Annotated[int, Field(ge=0)] = 256
-    """Maximum number of waiting requests per model, in addition to running ones."""
-    read_seconds: Seconds = 30.0
-    """Time limit for a client to send its headers, to send its body, and to read what is written to
-    it."""
-    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
-    """Time limit for pending requests after a signal to stop."""
-    step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
-    """Maximum duration of an engine step; a longer one ends the process."""
-    verbose: bool = False
-    """Whether to log also requests, and what was selected for this processor."""
-    log_format: LogFormat = "text"
-    """Format of the log, `text` or `json`; the latter includes requests."""
 
     def read_key(self) -> bytes | None:
         if self.api_key is not None and self.api_key_file is not None:
