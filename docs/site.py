@@ -53,13 +53,28 @@ def turned(page: Path) -> tuple[str, set[Path]]:
     return LINK.sub(link, page.read_text("utf-8")), named
 
 
+OPTIONS = re.compile(r"^::: (outpace\.api\.\w+)\.(\w*Options)$", re.MULTILINE)
+"""Dataclass in whose place a page lists its options."""
+
+
+def listed_options(match: re.Match[str]) -> str:
+    """The options that a dataclass declares, as Markdown."""
+    module, kind = match.groups()
+    code = f"import {module} as m; from outpace.api.options import option_texts; "
+    code += f"[print(f'- `{{name}}`: {{text}}') for name, text in option_texts(m.{kind}).items()]"
+    return f"`{kind}`:\n\n{printed(code)}"
+
+
+def printed(code: str) -> str:
+    run = [sys.executable, "-c", code]
+    return subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 def measured_figures() -> str:
     """All measured figures of the papers as Markdown, from `benchmarks/results`."""
     code = "from outpace.lab.reproduce.page import page; import pathlib; "
     code += "print(page(pathlib.Path('benchmarks/results')))"
-    run = [sys.executable, "-c", code]
-    made = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True)
-    _, _, sections = made.stdout.partition("\n\n")
+    _, _, sections = printed(code).partition("\n\n")
     return "\n" + sections
 
 
@@ -70,6 +85,7 @@ def gather_pages(folder: Path) -> None:
     files = {ROOT / "docs" / "extra.css"}
     for page in sorted(pages):
         text, named = turned(page)
+        text = OPTIONS.sub(listed_options, text)
         text += measured_figures() if page.name == "reproduced.md" else ""
         files |= {file for file in named - pages if file.is_file()}
         (folder / place(page)).parent.mkdir(parents=True, exist_ok=True)

@@ -170,12 +170,6 @@ def list_options(kind: type) -> Mapping[str, Option]:
     return MappingProxyType(found)
 
 
-def document_options(kind: type) -> str:
-    """Return the section of a docstring that describes the options of a dataclass."""
-    lines = (f"    {option.name}: {option.text}" for option in list_options(kind).values())
-    return "\n".join(("Attributes:", *lines))
-
-
 def check_fields(options: Any) -> None:
     """Convert the fields of a dataclass to plain Python types; raise `OptionError` for others."""
     for name, option in list_options(options.__class__).items():

@@ -18,11 +18,12 @@ from torch import Tensor
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.driver import Driver
 from outpace.api.infill import InfillLayout
-from outpace.api.loading import resolve_types
+from outpace.api.loading import LoadOptions, resolve_types
 from outpace.api.options import (
     REQUEST_OPTIONS,
     Options,
     RequestOptions,
+    document_options,
     offset_seed,
     option_info,
     option_names,
@@ -312,25 +313,7 @@ class LLM:
         model: Checkpoint folder, GGUF file, hub name, or name of an embedded model.
         method: A `Method`, its name, or `(name, options)`; by default "auto": a draft on this
             machine or `Lookup` for causal models, the family's method for others.
-        adapter: Folder or hub name of a low-rank adapter to merge into the model.
-        adapters: Folders or hub names of low-rank adapters that requests select, by name.
-        device: Device of the models; by default `cuda` if available.
-        dtype: Data type; by default float32 on a CPU and bfloat16 elsewhere.
-        quantize: Weight format of all models: `int8` or `int4`, on a CPU also `native`, on a GPU
-            `fp8`. On a CPU, files of 4 to 8 bits stay `native` unless `dtype` or this is set.
-        max_length: Maximum number of tokens of prompt and answer; by default the model's.
-        mask_id: Id of the mask token, if `config.json` does not have it.
-        cache_gib: GiB of each KV cache; by default 2 on a CPU, half of the free memory on a GPU.
-        max_rows: Maximum number of rows (query tokens) per pass; by default 512 on a CPU, where
-            more save nothing and long prompts would delay other requests, and 2048 on a GPU.
-        max_sequences: Maximum number of running requests.
-        prefix_cache: Whether causal models reuse the cache of prompts with a common prefix.
-        tensor_parallel: Number of processes, started together, that split each model. All but the
-            first execute commands of the first in the constructor, then raise `SystemExit`.
-        attention: Attention back end: `auto`, `dense`, `compiled` (CPU) or `triton` (GPU).
-        graphs: Whether to record passes as CUDA graphs (GPU only).
-        compile: Whether to compile layers with `torch.compile` (GPU only).
-        pace: `off`, or `auto`: reduce parallelism when that is faster at the current load.
+        options: Those that `LoadOptions` describes.
 
     Raises:
         ValueError: If a model cannot be loaded, or options or models do not fit each other.
@@ -604,6 +587,9 @@ class LLM:
         answer = self.prepare(prompt, streams=True, **options)
         self.driver.submit(answer)
         return Stream(self.driver, answer)
+
+
+LLM.__doc__ = f"{LLM.__doc__}\n{document_options(LoadOptions)}"
 
 
 MAX_ANSWERS = 2**16

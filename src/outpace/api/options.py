@@ -19,7 +19,6 @@ from outpace.field_types import (
     Temperature,
     check_fields,
     check_value,
-    document_options,
     is_whole_number,
     list_options,
 )
@@ -86,6 +85,21 @@ NO_INFO = Info()
 
 def option_info(option: Option) -> Info:
     return option.mark(Info) or NO_INFO
+
+
+def option_texts(kind: type) -> dict[str, str]:
+    """Return the texts of the options of a dataclass by name, with defaults that have words."""
+    return {
+        name: f"{option.text} Default: {usual}." if usual else option.text
+        for name, option in list_options(kind).items()
+        for usual in [option_info(option).usual]
+    }
+
+
+def document_options(kind: type) -> str:
+    """Return the section of a docstring that describes the options of a dataclass."""
+    lines = (f"        {name}: {text}" for name, text in option_texts(kind).items())
+    return "\n".join(("    Attributes:", *lines, "    "))
 
 
 def options_of_group(kind: type, group: str) -> list[Option]:
@@ -163,8 +177,7 @@ class RequestOptions:
     max_tokens: Annotated[
         int | None,
         Bounds(0),
-        "Maximum number of tokens of an answer. By default the rest of the context, at most an "
-        "equal share of the cache per request of the call; 256 for diffusion models.",
+        "Maximum number of tokens of an answer. Requests of a call share the cache equally.",
         Info(
             group="sampling",
             usual="rest of the context; 256 for diffusion",
@@ -173,8 +186,7 @@ class RequestOptions:
     ] = None
     temperature: Annotated[
         Temperature | None,
-        "Sampling temperature; 0 is greedy. This and the next three default to the value of the "
-        "method, else of the model's family.",
+        "Sampling temperature; 0 is greedy.",
         Info(group="sampling", usual="by method or family", limits=Bounds(0, 2)),
     ] = None
     top_p: Annotated[
@@ -183,12 +195,14 @@ class RequestOptions:
         Info(group="sampling", usual="by method or family"),
     ] = None
     top_k: Annotated[
-        Count | None, "Sample from the k most probable tokens.", Info(group="sampling")
+        Count | None,
+        "Sample from the k most probable tokens.",
+        Info(group="sampling", usual="by method or family"),
     ] = None
     min_p: Annotated[
         Fraction | None,
         "Minimum probability, relative to the most probable token.",
-        Info(group="sampling"),
+        Info(group="sampling", usual="by method or family"),
     ] = None
     seed: Annotated[
         int,
