@@ -92,6 +92,7 @@ TYPE_NAMES: dict[object, str] = {
 """Names of types in error messages."""
 
 Mark = TypeVar("Mark")
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,14 +177,27 @@ def check_fields(options: Any) -> None:
         object.__setattr__(options, name, check_value(name, getattr(options, name), option.hint))
 
 
-def check_values(where: str, kind: Any, values: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a value that does not match its field's annotation."""
+def read_section(where: str, kind: type[Section], table: Mapping[str, Any]) -> Section:
+    """Return a dataclass with the values of a TOML table.
+
+    Raises:
+        ValueError: A key is unknown or missing, or a value does not match its field's annotation.
+    """
     options = list_options(kind)
-    for name, value in values.items():
-        try:
-            check_value(name, value, options[name].hint)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+    check_names(where, table, [*options])
+    required = [name for name, option in options.items() if option.is_required]
+    if missing := [name for name in required if name not in table]:
+        raise ValueError(f"{where} needs {' and '.join(missing)}")
+    return kind(**check_values(where, kind, table))
+
+
+def check_values(where: str, kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a dataclass as plain types; raise `ValueError` for other types."""
+    options = list_options(kind)
+    try:
+        return {name: check_value(name, each, options[name].hint) for name, each in values.items()}
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def check_at_least_one(**options: Any) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.api.options import Options
-from outpace.field_types import check_at_least_one, check_names
+from outpace.field_types import PositiveInt, check_fields, read_section
 from outpace.jsonl import JsonRecord
 from outpace.lab.tasks import TASKS
 
@@ -71,10 +71,10 @@ class Setting:
     variables: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     score: str = "exact"
-    max_tokens: int = 1024
+    max_tokens: PositiveInt = 1024
     temperature: float | None = None
     top_p: float | None = None
-    canvas: int | None = None
+    canvas: PositiveInt | None = None
     """`max_tokens` for diffusion models, which decode all of it, if different."""
     method: Mapping[str, Any] | None = None
     published: Sequence[Mapping[str, Any]] = ()
@@ -83,6 +83,7 @@ class Setting:
     def __post_init__(self) -> None:
         from outpace.lab.scoring import SCORERS
 
+        check_fields(self)
         if self.score not in SCORERS:
             raise ValueError(
                 f"score: unknown score {self.score!r}; choose from {', '.join(SCORERS)}"
@@ -95,7 +96,6 @@ class Setting:
             raise ValueError(
                 f"shots={self.shots} of {self.task}: must not be negative and need a text as shot"
             )
-        check_at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
 
     def build_method(self) -> Method | None:
         from outpace.methods.options import find_method, method_from_options
@@ -208,13 +208,11 @@ def load_settings(protocol: str) -> list[Setting]:
 
 
 def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
-    names = [each.name for each in fields(Setting)]
     for task, shared in table["tasks"].items():
         common = dict(shared)
         for overrides in common.pop("settings", [{}]):
             values = {**common, **overrides}
-            check_names(task, values, names)
-            yield Setting(task=task, **values)
+            yield read_section(task, Setting, {**values, "task": task})
 
 
 def find_setting(task: str, protocol: str = "plain") -> Setting:

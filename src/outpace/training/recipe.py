@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.checkpoints.load import resolve_checkpoint
-from outpace.field_types import check_names, check_values
+from outpace.field_types import check_names, read_section
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
@@ -227,14 +227,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     built: dict[str, Any] = {
         key: None
         if key in OPTIONAL_SECTIONS and key not in table
-        else build_section(key, kind, table.get(key, {}))
+        else read_section(f"[{key}]", kind, table.get(key, {}))
         for key, kind in SECTIONS.items()
     }
     out = table.get("out", f"runs/{path.stem}")
     if not isinstance(out, str) or not out:
         raise ValueError(f"out must be the name of a folder, got {reprlib.repr(out)}")
     return Recipe(
-        **built, objective=build_section("objective", OBJECTIVES[name], objective), out=out
+        **built, objective=read_section("[objective]", OBJECTIVES[name], objective), out=out
     )
 
 
@@ -280,16 +280,6 @@ def launch_processes(path: str | Path, overrides: Sequence[str], processes: int)
             f"process {rank} of {processes} exited with status {failure.exitcode}, and the others "
             "were stopped; its error is printed above. Fix it and run the same command to resume"
         ) from error
-
-
-def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    where = f"[{name}]"
-    check_names(where, table, [f.name for f in fields(kind)])
-    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    if missing := [each for each in needed if each not in table]:
-        raise ValueError(f"{where} needs {' and '.join(missing)}")
-    check_values(where, kind, table)
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:

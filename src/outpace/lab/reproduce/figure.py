@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.cli.options import format_value
 from outpace.errors import OptionError
+from outpace.field_types import read_section
 from outpace.lab.protocol import Setting, find_setting, load_settings
 from outpace.lab.tasks import TASKS
 
@@ -241,14 +242,15 @@ def figures(paper: str) -> list[Figure]:
 def read(paper: str, name: str, table: Mapping[str, Any]) -> Figure:
     """Build a figure from its table."""
     rest = {key: value for key, value in table.items() if key not in (*SCALES, "claims")}
+    where = f"{paper}:{name}"
     return Figure(
         **rest,
         paper=paper,
         name=name,
-        claims=[Claim(**claim) for claim in table["claims"]],
+        claims=[read_section(f"{where} claims", Claim, claim) for claim in table["claims"]],
         scales={
             scale: [
-                Scale(**{**plan, "task": task})
+                read_section(f"{where} {scale}", Scale, {**plan, "task": task})
                 for task in (plan["task"] if isinstance(plan["task"], list) else [plan["task"]])
             ]
             for scale, plan in table.items()
