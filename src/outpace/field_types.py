@@ -16,7 +16,17 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from outpace.errors import OptionError
 
@@ -183,7 +193,7 @@ def read_section(where: str, kind: type[Section], table: Mapping[str, Any]) -> S
     Raises:
         ValueError: A key is unknown or missing, or a value does not match its field's annotation.
     """
-    options = list_options(kind)
+    options = list_options(cast(Any, kind))
     check_names(where, table, [*options])
     required = [name for name, option in options.items() if option.is_required]
     if missing := [name for name in required if name not in table]:

@@ -20,6 +20,7 @@ from outpace.errors import OptionError
 from outpace.server.http_error import HttpError
 from outpace.server.logs import LOG
 from outpace.server.models import HostedModel
+from outpace.server.option_types import Whole
 from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
     AnswerLength,
@@ -36,7 +37,6 @@ from outpace.server.schema import (
     StopString,
     StrictModel,
     TopK,
-    Whole,
     read_type,
     result_part_tag,
 )

@@ -15,6 +15,7 @@ from outpace.api.text import TextCodec
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.server.http_error import CONTEXT_CODE, HttpError
 from outpace.server.models import HostedModel
+from outpace.server.option_types import Whole
 from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
     AnswerLength,
@@ -29,7 +30,6 @@ from outpace.server.schema import (
     ProviderTool,
     ShortText,
     StrictModel,
-    Whole,
     check_schema_type,
     read_type,
     result_part_tag,
