@@ -94,6 +94,7 @@ def make_feed(path: Path, slots: int, **loading: Any) -> Callable[..., list[int]
     runner = llm.target
     table = runner.reserve(slots)
     assert table is not None
+    runner.cache.extend(table, slots)
 
     def feed(ids: Sequence[int], start: int, predict: Sequence[int] | None = None) -> list[int]:
         forward = Forward(ids=ids, start=start, predict=predict)

@@ -47,6 +47,7 @@ def with_outpace(folder: Path, prompts: Prompts, loading: dict[str, Any]) -> Ste
         feeds = []
         for ids, table in zip(given, tables, strict=True):
             assert table is not None
+            runner.cache.extend(table, table.size)
             feeds.append(
                 ScheduledForward.from_forward(Forward(ids=ids, start=start), table, runner.config)
             )

@@ -413,6 +413,8 @@ def enter(
 def feeds(
     runner: Runner, forwards: Sequence[Forward], tables: Sequence[PageTable]
 ) -> list[ScheduledForward]:
+    for forward, table in zip(forwards, tables, strict=True):
+        runner.cache.extend(table, min(forward.end, table.size))
     pairs = zip(forwards, tables, strict=True)
     return [
         ScheduledForward.from_forward(forward, table, runner.config) for forward, table in pairs

@@ -98,6 +98,7 @@ def seconds(runner: Runner, batch: int, asked: Forward) -> float:
     assert len(tables) == batch, "the cache is too small"
     for table in tables:
         table.written = asked.start
+        runner.cache.extend(table, asked.end)
 
     def step() -> None:
         runner.run_pass(

@@ -246,7 +246,7 @@ def test_layers_of_two_shapes_attend_as_each_alone(name: str, pattern: object) -
         pytest.skip(str(error))
     assert isinstance(ours, ShapedAttention)
     rows = spans[-1].rows.stop
-    write = torch.from_numpy(spans[0].pages.physical_slots(rows))
+    write = torch.from_numpy(spans[0].pages.slots[:rows])
     numbers = [torch.from_numpy(each) for each in ours.plan_arrays(spans)]
     assert len(numbers) in (0, ours.num_arrays)
     none = torch.zeros(0, dtype=torch.int64)

@@ -106,7 +106,7 @@ def test_a_branch_has_the_bits_of_a_text(dtype: torch.dtype, root: int) -> None:
     text, tree = (root, len(branch), "causal"), (root, 20, Tree.from_parents(root, parents))
     own = Pass([text, tree], dtype, (14, 2, 64))
     first, second = own.spans
-    mine, other = (span.pages.physical_slots(100) for span in own.spans)
+    mine, other = (torch.from_numpy(span.pages.slots[:100]) for span in own.spans)
     places = torch.tensor(branch)
     for memory in (own.keys, own.values):
         slots = torch.arange(len(memory))
@@ -123,7 +123,7 @@ def test_invisible_slots_may_be_anything(value: float) -> None:
     before = own.run()
     for memory in (own.keys, own.values):
         for span in own.spans:
-            slots = torch.arange(len(memory))[span.pages.physical_slots(140)]
+            slots = torch.arange(len(memory))[torch.from_numpy(span.pages.slots[:140])]
             memory[slots[span.num_visible :]] = value
     assert torch.equal(own.run(), before)
 

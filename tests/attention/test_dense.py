@@ -1,18 +1,16 @@
 """Compare the reference back end with attention computed row by row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
-from outpace.attention.dense import MAX_COPY_BYTES, DenseAttention, GroupCall, SequenceCall
+from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
 from outpace.models.config import AttentionWindow
 from spans import random
@@ -39,24 +37,11 @@ def by_hand(
     return out
 
 
-@dataclass
 class Memory:
-    """Slots of one sequence, contiguous or scattered."""
+    """Slots of one sequence."""
 
-    slots: list[int]
-    stride: int = 0
-    pages: list[int] = field(default_factory=list)
-
-    @property
-    def first(self) -> int | None:
-        """Physical slot of slot 0 if contiguous."""
-        ends = self.slots[0], self.slots[0] + len(self.slots)
-        return ends[0] if self.slots == list(range(*ends)) else None
-
-    def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
-        if self.first is not None:
-            return slice(self.first, self.first + end)
-        return np.array(self.slots[:end])
+    def __init__(self, slots: list[int]) -> None:
+        self.slots = np.array(slots)
 
 
 def batch(spans: list[RowSpan], write: Sequence[int]) -> AttentionBatch:
@@ -102,7 +87,7 @@ def test_rows_see_up_to_their_visible_end(
         scattered, begin = data.draw(st.booleans()), spans[-1].rows.stop if spans else 0
         end = start + rows
         slots = [place * 16 + slot for slot in (order if scattered else range(16))]
-        pages = Memory(slots, stride=0 if scattered else 16)
+        pages = Memory(slots)
         ends = st.lists(st.integers(1, end), min_size=rows - 1, max_size=rows - 1)
         stops = data.draw(st.none() | ends.map(lambda ends, end=end: [*sorted(ends), end]))
         spans.append(RowSpan(slice(begin, begin + rows), start, end, stops, pages))
@@ -143,7 +128,7 @@ def test_tree_rows_see_prefix_and_ancestors(
                 text,
                 end,
                 tree.visible_ends(text),
-                Memory(slots, stride=0 if scattered else 16),
+                Memory(slots),
                 tree,
             )
         )
@@ -184,33 +169,6 @@ def test_tree_rows_follow_their_masks(
     torch.testing.assert_close(found, expected)
 
 
-def test_copies_per_call_are_bounded() -> None:
-    size, order = MAX_COPY_BYTES // (2 * KEYS * DIM * 8) // 2, [3, 0, 4, 1, 2]
-    long = [Memory(list(range(size * n, size * (n + 1))), stride=size) for n in order]
-    spans = [RowSpan(slice(i, i + 1), size - 1, size, None, each) for i, each in enumerate(long)]
-    memory, q = random(2, 2, 5 * size, KEYS, DIM), random(5, HEADS, DIM, seed=1)
-    backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, double=True)
-    calls = backend.plan_calls(spans, AttentionWindow())
-    assert [call.shape[0] for call in calls if isinstance(call, GroupCall)] == [1, 2, 2]
-    out = backend.plan_pass(batch(spans, []))(1, q, *random(2, 0, KEYS, DIM))
-    seen = [[*range(size * n, size * (n + 1))] for n in order]
-    torch.testing.assert_close(out, by_hand(q, *memory[:, 1], seen))
-
-
-def test_the_last_sequence_has_a_separate_call() -> None:
-    near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
-    short = Memory([32, 33], stride=16)
-    spans = [RowSpan(slice(i, i + 1), 15, 16, None, each) for i, each in enumerate(near)]
-    spans.append(RowSpan(slice(2, 3), 1, 2, None, short))
-    memory, q = random(2, 2, 34, KEYS, DIM), random(3, HEADS, DIM, seed=1)
-    calls = DenseAttention(list(memory[0]), list(memory[1]), HEADS).plan_calls(
-        spans, AttentionWindow()
-    )
-    assert [type(call) for call in calls] == [GroupCall, SequenceCall]
-    seen = [[*range(16 * n, 16 * n + 16)] for n in range(2)] + [[32, 33]]
-    torch.testing.assert_close(attend(memory, spans, q), by_hand(q, *memory[:, 1], seen))
-
-
 def test_rows_are_stored_before_attention() -> None:
     memory = torch.zeros(2, 2, 12, KEYS, DIM)
     q, k, v = random(5, HEADS, DIM), random(5, KEYS, DIM, seed=1), random(5, KEYS, DIM, seed=2)
@@ -229,7 +187,7 @@ def test_rows_are_stored_before_attention() -> None:
 
 def test_sinks_of_a_group_belong_to_their_heads() -> None:
     memory, q = random(2, 2, 32, KEYS, DIM), random(6, HEADS, DIM)
-    pages = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
+    pages = [Memory(list(range(16 * n, 16 * n + 16))) for n in range(2)]
     spans = [RowSpan(slice(3 * n, 3 * n + 3), 4, 7, None, each) for n, each in enumerate(pages)]
     seen = [each.slots[:end] for each in pages for end in (5, 6, 7)]
     sinks = torch.tensor([0.0, -3.0, 2.0, 9.0])

@@ -104,6 +104,7 @@ def test_layers_have_memory_of_their_own_shape(name: str, tmp_path: Path) -> Non
     assert slots == 256 * len({*shapes})
     table = each.reserve(64)
     assert table is not None
+    each.cache.extend(table, 64)
     for part in (*each.cache.keys, *each.cache.values):
         part[table.slots] = 1.0
     each.cache.copy_pages([table.pages[0]], [table.pages[0] + 8])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from helpers import (
     runner,
     tokens,
 )
-from outpace.decoding import CAUSAL, FULL, Decoding, Forward
+from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
 from outpace.engine import readout
 from outpace.engine.cache import PAGE_SIZE
@@ -27,7 +28,7 @@ from outpace.engine.job import DecodingError, Job
 from outpace.engine.stats import Stats
 from outpace.methods import APD, D2F, Autoregressive, LeftToRight, Method
 from refusal import refuses
-from workload import MODELS, Request, alone, new_engine, result, serve
+from workload import KINDS, LONG, MODELS, Request, alone, new_engine, result, serve
 
 AR = Autoregressive()
 LTR = LeftToRight(window=4)
@@ -174,6 +175,47 @@ def test_memory_is_reserved_in_all_models_or_in_none() -> None:
     verifier.release(held)
     finish(engine)
     assert tokens(job)
+
+
+@pytest.mark.parametrize(
+    ("methods", "count"),
+    [
+        ([KINDS[n] for n in (0, 3, 4, 21, 28)], 12),  # on one target, and one of them reserves all
+        pytest.param([KINDS[n] for n in (5, 7, 14, 0)], 16, marks=pytest.mark.nightly),
+        pytest.param(KINDS, 2000, marks=pytest.mark.nightly),
+    ],
+)
+def test_requests_that_lose_their_memory_begin_again(methods: list[Method], count: int) -> None:
+    engine, rng = new_engine(slots=7 * PAGE_SIZE, max_rows=40), Random(1)
+    kinds = [
+        Request(
+            method=method,
+            prompt=LONG[rng.randint(0, 3) : rng.randint(16, 30)],
+            max_tokens=rng.randint(20, 40),
+            sampling=Sampling(temperature=rng.choice([0.0, 1.0]), seed=rng.randint(0, 2)),
+        )
+        for method in methods
+        for _ in range(2)
+    ]
+    asked = [rng.choice(kinds) for _ in range(count)]
+    heard: list[list[int]] = [[] for _ in asked]
+    jobs: list[Job] = []
+    for request, told in zip(asked, heard, strict=True):
+        jobs.append(request.submit(engine, lambda seq, told=told: told.append(len(seq.tokens))))
+        if len(jobs) % 100 == 0:
+            finish(engine)
+    finish(engine)
+    assert [result(job)[:2] for job in jobs] == [alone(request)[:2] for request in asked]
+    assert all(told == sorted(told) for told in heard)  # no text is sent twice
+    begun = [
+        sum(step.start == 0 and step.model == "target" for step in job.trace)
+        for job in jobs
+        if job.method.is_resumable
+    ]
+    assert max(begun) > 1
+    assert is_idle(engine)
+    for each in engine.runners:
+        assert not each.cache.promised and len(each.cache.free) == each.cache.num_pages
 
 
 # Cancellation.

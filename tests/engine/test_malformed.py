@@ -229,16 +229,13 @@ def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None
 
 def test_nan_pages_do_not_affect_other_requests() -> None:
     engine = poisoned(float("nan"))
-    runner(engine, "causal").cache.reference_counts[32:] += 1  # so that the last one finds no grid
     jobs = [ask(engine, [1] * 33), ask(engine, [3] * 49, count=15), ask(engine, [2])]
     tables = []
     engine.step()
     for job in jobs:
         tables.append(job.tables["target"])
-    assert [table.pages for table in tables] == [[0, 1, 2], [16, 17, 18, 19], [3]]
-    assert tables[0].stride == tables[1].stride
     memory = runner(engine, "causal").cache.memories[0]
-    memory[:, :, 3 * PAGE_SIZE : 4 * PAGE_SIZE] = float("nan")
+    memory[:, :, tables[2].slots[:PAGE_SIZE]] = float("nan")
     finish(engine)
     assert "finite" in str(jobs[2].error)
     for job in jobs[:2]:

@@ -25,8 +25,9 @@ from helpers import (
 from outpace.checkpoints.load import translate_config
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
-from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
-from outpace.engine.engine import DecodingError, Engine
+from outpace.engine.cache import PAGE_SIZE, CacheFullError, PagedCache, PageTable
+from outpace.engine.engine import Engine
+from outpace.engine.job import Job
 from outpace.engine.prefix import TOKEN_BITS, PrefixCache
 from outpace.methods import (
     APD,
@@ -39,7 +40,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from workload import Request, new_engine, result, serve
+from workload import Request, new_engine, serve
 
 KINDS = [
     Autoregressive(),
@@ -56,16 +57,15 @@ KINDS = [
 ]
 LONG = tuple(range(1, 22)) * 3
 each_kind = pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
-both_ways = pytest.mark.parametrize("share", [False, True], ids=["copied", "shared"])
 
 
-def engine_with(*, share: bool, on: bool = True, **limits: int) -> Engine:
-    """Return an engine whose causal models share pages, copy them, or recompute everything."""
+def engine_with(*, on: bool = True, **limits: int) -> Engine:
+    """Return an engine whose causal models reuse prefixes, or recompute everything."""
     engine = new_engine(**limits)
     for each in engine.runners:
         if each.prefix_cache is not None:
             paired = each.prefix_cache.is_paired
-            fresh = PrefixCache(each.cache, mask_id=MASK, share=share, is_paired=paired)
+            fresh = PrefixCache(each.cache, mask_id=MASK, is_paired=paired)
             each.prefix_cache = fresh if on else None
     return engine
 
@@ -77,14 +77,9 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("method", "share"),
-    [
-        *((method, False) for method in (*KINDS, D2F(confidence=0.6))),
-        *((KINDS[kind], True) for kind in (0, 1, 3, 6, 9)),
-    ],
-    ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
+    "method", [*KINDS, D2F(confidence=0.6)], ids=lambda method: type(method).__name__
 )
-def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
+def test_200_prompts_with_common_prefixes(method: Method) -> None:
     rng = Random(7)
     stems = [tuple(rng.randint(1, VOCAB - 2) for _ in range(size)) for size in (20, 33, 48, 70)]
     batch = [
@@ -97,7 +92,7 @@ def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
         )
         for stem, tail in ((rng.choice(stems), rng.randint(0, 9)) for _ in range(200))
     ]
-    plain, cached = engine_with(share=share, on=False), engine_with(share=share)
+    plain, cached = engine_with(on=False), engine_with()
     assert serve(cached, batch) == serve(plain, batch)
     assert plain.prefix_stats == (0, 0)
     assert cached.prefix_stats.hits > 50
@@ -105,11 +100,10 @@ def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
     assert pages_in_use(cached) == 0
 
 
-@both_ways
 @each_kind
-def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, share: bool) -> None:
+def test_a_second_identical_prompt_computes_less_than_a_page(method: Method) -> None:
     for length in (15, 16, 17, 63):
-        engine = engine_with(share=share)
+        engine = engine_with()
         request = Request(method=method, prompt=LONG[:length], max_tokens=8)
         passes = rows_of(engine, "causal" if isinstance(method, APD) else request.roles["target"])
         before = serve(engine, [request])
@@ -122,14 +116,13 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
         assert engine.prefix_stats.hits >= (known >= PAGE_SIZE)
 
 
-@both_ways
 @pytest.mark.parametrize(
     "method",
     [method for method in KINDS if isinstance(method, DFlash | Eagle)],
     ids=lambda method: type(method).__name__,
 )
-def test_target_skips_only_rows_that_its_draft_has(share: bool, method: Method) -> None:
-    engine, plain = (engine_with(share=share, on=on) for on in (True, False))
+def test_target_skips_only_rows_that_its_draft_has(method: Method) -> None:
+    engine, plain = (engine_with(on=on) for on in (True, False))
     request = Request(method=method, prompt=LONG, max_tokens=8)
     name = request.roles["target"]
     rich = runner(engine, name)
@@ -143,15 +136,50 @@ def test_target_skips_only_rows_that_its_draft_has(share: bool, method: Method) 
     assert passes[0] == 1 + (len(LONG) - 1) % PAGE_SIZE
 
 
-@both_ways
-def test_answers_are_found_by_the_next_turn(share: bool) -> None:
-    engine = engine_with(share=share)
+def test_answers_are_found_by_the_next_turn() -> None:
+    engine = engine_with()
     method = Autoregressive()
     (answer, *_), *_ = serve(engine, [Request(method=method, prompt=LONG[:20], max_tokens=40)])
     talk = Request(method=method, prompt=(*LONG[:20], *answer, 3, 4), max_tokens=4)
     passes = rows_of(engine)
-    assert serve(engine, [talk]) == serve(engine_with(share=share, on=False), [talk])
+    assert serve(engine, [talk]) == serve(engine_with(on=False), [talk])
     assert passes[0] == (20 + len(answer) + 2) % PAGE_SIZE
+
+
+CONVERSATIONS = {"alone": ([1], 152), "in turn": ([1, 2], 72), "with a short one": ([1, 2], 64)}
+"""First tokens of some conversations, and the slots of a cache of 160 that each grows to."""
+
+
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+@each_kind
+def test_conversations_reuse_all_but_their_new_tokens(method: Method, kind: str) -> None:
+    engine, plain = (engine_with(slots=160, on=on) for on in (True, False))
+    begins, end = CONVERSATIONS[kind]
+    texts = {begin: (begin, *LONG[:16]) for begin in begins}
+    known = dict.fromkeys(texts, 0)
+    while any(len(text) < end for text in texts.values()):
+        for begin, text in texts.items():
+            room = 160 - method.slots_needed(len(text), 0)  # the longest answer that is allowed
+            on = "blocks" if isinstance(method, BlockDiffusion) else None
+            request = Request(method=method, prompt=text, max_tokens=max(room, 1), on=on)
+            answer, job = answer_of(engine, request)
+            assert answer == answer_of(plain, request)[0]
+            role = "verifier" if isinstance(method, APD) else "target"
+            step = next(step for step in job.trace if step.model == role)
+            assert step.cached > known[begin] - PAGE_SIZE
+            known[begin] = len(text) - isinstance(method, Eagle)
+            texts[begin] = (*text, *answer, 7, 8, 9, 10)
+            if kind == "with a short one":
+                answer_of(engine, replace(request, prompt=(3, 1, 4), max_tokens=4))
+
+
+def answer_of(engine: Engine, request: Request) -> tuple[list[int], Job]:
+    """Return the answer of a client that stops it after about four tokens."""
+    job = request.submit(engine)
+    while len(job.tokens) < 4 and not job.has_ended:
+        assert engine.step()
+    engine.cancel(job)
+    return job.tokens, job
 
 
 def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
@@ -162,54 +190,30 @@ def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
             while seq.commit(out.tokens):
                 out = yield Forward(ids=seq.ids[-1:], start=len(seq) - 1)
 
-    for share in (False, True):
-        engine, plain = (engine_with(share=share, on=on) for on in (True, False))
-        same = Request(method=Autoregressive(), prompt=LONG, arrives=4)
-        other = Request(method=Autoregressive(), prompt=(9, *LONG[1:]), arrives=6)
-        batch = [Request(method=Again(), prompt=LONG), same, other]
-        assert serve(engine, batch) == serve(plain, batch)
-        assert engine.prefix_stats.hits == 1
+    engine, plain = (engine_with(on=on) for on in (True, False))
+    same = Request(method=Autoregressive(), prompt=LONG, arrives=4)
+    other = Request(method=Autoregressive(), prompt=(9, *LONG[1:]), arrives=6)
+    batch = [Request(method=Again(), prompt=LONG), same, other]
+    assert serve(engine, batch) == serve(plain, batch)
+    assert engine.prefix_stats.hits == 1
 
 
 def test_shared_page_is_copied_on_write() -> None:
     cache = small_cache(4)
-    prefix = PrefixCache(cache, share=True)
+    prefix = PrefixCache(cache)
     ids = list(range(1, 20))
     first, second = (reserved(cache, 20) for _ in range(2))
     run(prefix, first, Forward(ids=ids, start=0))
     assert prefix.reuse_rows(second, 0, ids, rows=18) == PAGE_SIZE
-    assert second.pages[0] == first.pages[0] and cache.free_pages.sum() == 1
+    assert second.pages[0] == first.pages[0] and len(cache.free) == 2
     run(prefix, second, Forward(ids=[5], start=3))
-    assert second.pages[0] != first.pages[0] and cache.free_pages.sum() == 0
+    assert second.pages[0] != first.pages[0] and len(cache.free) == 1
     assert contents(cache, first, 19) == expected(ids)
     assert contents(cache, second, 4) == expected([*ids[:3], 5])
 
 
-def test_without_a_page_to_write_to_only_that_request_fails() -> None:
-    class Rewrite(Method):
-        def decode(self, seq: Tokens) -> Decoding:
-            out = yield Forward(ids=seq.ids, start=0)
-            seq.commit(out.tokens)
-            yield Forward(ids=[7], start=1)
-
-    prompt = LONG[: 2 * PAGE_SIZE]
-    steady = Request(method=Autoregressive(), prompt=prompt, max_tokens=2 * PAGE_SIZE)
-    engine = engine_with(share=True, slots=8 * PAGE_SIZE)
-    kept = steady.submit(engine)
-    engine.step()
-    broken = Request(method=Rewrite(), prompt=prompt, max_tokens=2 * PAGE_SIZE).submit(engine)
-    engine.step()
-    filler = Request(method=Autoregressive(), prompt=(8, 9), max_tokens=PAGE_SIZE - 2)
-    filling = filler.submit(engine)
-    finish(engine)
-    assert isinstance(broken.error, DecodingError) and "prefix_cache" in str(broken.error)
-    expected_ = serve(engine_with(share=True, on=False), [steady])
-    assert [result(kept)] == expected_ and filling.error is None
-    assert pages_in_use(engine) == 0
-
-
 def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
-    engine = engine_with(share=False)
+    engine = engine_with()
     each = runner(engine, "causal")
     capture = each.model.capture_layers
     each.model.capture_layers = lambda *_: 1 / 0
@@ -237,8 +241,7 @@ def test_text_ends_at_masks_and_moved_rows_and_has_whole_blocks() -> None:
     assert prefix.cacheable_text(Forward(ids=[1, 2, 3], start=4, positions=[4, 5, 7])) == [1, 2]
 
 
-@both_ways
-def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
+def test_a_block_longer_than_a_page_is_found_by_all_of_it() -> None:
     models = {"wide": block_model(seed=3, block_size=32)}
 
     def served(prompt: tuple[int, ...], engine: Engine) -> tuple[list[int], int]:
@@ -250,7 +253,7 @@ def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
     def fresh(*, on: bool) -> Engine:
         engine = engine_of(*models.items())
         each = engine.runners[0]
-        each.prefix_cache = PrefixCache(each.cache, mask_id=MASK, share=share) if on else None
+        each.prefix_cache = PrefixCache(each.cache, mask_id=MASK) if on else None
         return engine
 
     first = LONG[:40]
@@ -273,7 +276,8 @@ def test_rows_that_saw_changed_tokens_are_dropped() -> None:
     prefix.prepare_write(table, 26, 32)
     assert (len(table.cached_text), len(table.page_names)) == (24, 1)
     prefix.prepare_write(table, 20, 24)
-    assert not table.cached_text and not table.page_names and not prefix.cache.pages_by_name
+    assert not table.cached_text and not table.page_names
+    assert len(prefix.cache.pages_by_name) == 1  # the first page is unchanged
 
 
 CONFIG = translate_config(
@@ -322,19 +326,17 @@ def run(prefix: PrefixCache, table: PageTable, forward: Forward) -> None:
 class Prefixes(RuleBasedStateMachine):
     """Sequences of two tokens that are reserved, run, overwritten and released."""
 
-    share = False
-
     def __init__(self) -> None:
         super().__init__()
         self.cache = small_cache(12)
-        self.prefix = PrefixCache(self.cache, mask_id=MASK, share=self.share)
+        self.prefix = PrefixCache(self.cache, mask_id=MASK)
         self.tables: list[PageTable] = []
 
     @rule(slots=st.integers(1, 5 * PAGE_SIZE))
     def reserve(self, slots: int) -> None:
-        free = int(self.cache.free_pages.sum())
+        available = self.cache.available
         table = self.cache.reserve(slots)
-        assert (table is None) == (free < -(-slots // PAGE_SIZE))
+        assert (table is None) == (available < -(-slots // PAGE_SIZE))
         self.tables += [table] if table else []
 
     @precondition(lambda self: self.tables)
@@ -379,11 +381,12 @@ class Prefixes(RuleBasedStateMachine):
         if not text or len(table.cached_text) == table.size:
             return
         pages = table.pages[: len(table.cached_text) // PAGE_SIZE]
-        shared = self.cache.reference_counts[pages].tolist()
+        shared = [self.cache.reference_counts[page] for page in pages]
         self.write(table, Forward(ids=[*text, 1], start=start))
         if table in self.tables:
             assert table.page_names[: len(names)] == names
-            assert self.cache.reference_counts[table.pages[: len(shared)]].tolist() == shared
+            pages = table.pages[: len(shared)]
+            assert [self.cache.reference_counts[page] for page in pages] == shared
 
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99))
@@ -394,9 +397,8 @@ class Prefixes(RuleBasedStateMachine):
         """Run, unless memory is short."""
         try:
             run(self.prefix, table, forward)
-        except ValueError as error:
-            assert self.share and "no page is free" in str(error)
-            assert not self.cache.free_pages.any()
+        except CacheFullError:
+            assert not self.cache.available  # a shared page would be copied
             self.tables.remove(table)
             self.cache.release(table)
 
@@ -406,8 +408,10 @@ class Prefixes(RuleBasedStateMachine):
         for table in self.tables:
             for page in table.pages:
                 counts[page] += 1
-        assert self.cache.reference_counts.tolist() == counts
-        assert self.share or max(counts) <= 1
+        assert self.cache.reference_counts == counts
+        assert sorted(self.cache.free) == [page for page, count in enumerate(counts) if not count]
+        assert self.cache.promised == sum(table.promised for table in self.tables)
+        assert self.cache.available >= 0
 
     @invariant()
     def what_is_known_is_there(self) -> None:
@@ -421,15 +425,9 @@ class Prefixes(RuleBasedStateMachine):
     def names_and_pages_belong_together(self) -> None:
         names = {page: name for name, page in self.cache.pages_by_name.items()}
         assert names == self.cache.names_by_page
-        assert set(self.cache.last_used.nonzero()[0].tolist()) == set(self.cache.names_by_page)
+        named = [page in self.cache.names_by_page for page in self.cache.free]
+        assert named == sorted(named)
 
 
-class SharedPrefixes(Prefixes):
-    """The same with shared pages."""
-
-    share = True
-
-
-Prefixes.TestCase.settings = SharedPrefixes.TestCase.settings = settings(stateful_step_count=30)
+Prefixes.TestCase.settings = settings(stateful_step_count=30)
 TestPrefixes = Prefixes.TestCase
-TestSharedPrefixes = SharedPrefixes.TestCase

@@ -19,7 +19,6 @@ from helpers import (
     tokens,
 )
 from outpace.decoding import LengthRange, Prediction, Sampling
-from outpace.engine.prefix import PrefixCache
 from outpace.methods import Autoregressive, DFlash, Eagle, Method
 from outpace.pacing.controller import PaceController
 from workload import Request, alone, new_engine, result
@@ -60,16 +59,10 @@ class Scripted(PaceController):
         self.told.append((value, tokens))
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["copied", "shared"])
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bool) -> None:
+def test_the_text_is_that_of_plain_decoding(method: Method, plan: str) -> None:
     engine = new_engine(max_rows=11)
-    for each in engine.runners:
-        if each.prefix_cache is not None:
-            each.prefix_cache = PrefixCache(
-                each.cache, share=share, is_paired=each.prefix_cache.is_paired
-            )
     samplings = [Sampling(), Sampling(temperature=1.5, seed=2), Sampling()]
     prompt = tuple(range(1, 22))
     asked = [

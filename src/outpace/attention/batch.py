@@ -17,17 +17,9 @@ from outpace.models.attention import Attend
 class SequencePages(Protocol):
     """Physical memory of the slots of one sequence."""
 
-    pages: list[int]
-    """Physical pages, in the order of their slots."""
-
-    first: int | None
-    """Physical slot of slot 0 if the sequence is contiguous, else None."""
-
-    stride: int
-    """Alignment of contiguous sequences of this size, in slots; 0 if the pages are scattered."""
-
-    def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
-        """Return the physical slots below slot `end`, as a slice if they are contiguous."""
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Physical slot of each slot."""
         ...
 
 

@@ -19,17 +19,9 @@ PlanArray = NDArray[np.int64]
 
 def page_tables(spans: Sequence[RowSpan], page: int) -> tuple[PlanArray, PlanArray]:
     """Return the visible physical pages of all sequences, and the start of each sequence."""
-    pages = [visible_pages(span, page) for span in spans]
+    pages = [span.pages.slots[: span.num_visible : page] // page for span in spans]
     counts = np.array(list(map(len, pages)))
     return np.concatenate(pages), np.cumsum(counts) - counts
-
-
-def visible_pages(span: RowSpan, page: int) -> PlanArray:
-    """Return the physical pages of the slots that a sequence's rows see."""
-    window = span.pages.physical_slots(span.num_visible)
-    if isinstance(window, slice):
-        return np.arange(window.start // page, -(-window.stop // page))
-    return window[::page] // page
 
 
 def row_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> PlanArray:

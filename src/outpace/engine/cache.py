@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -63,21 +64,22 @@ PAGE_SIZE = 16
 PageStates = dict[int, DeltaState]
 """Recurrent states at the end of a page, by layer."""
 
-PAGE_GRID = 16
-"""Sequences start at multiples of this many pages where possible, so short ones align."""
+SLOTS_OF_PAGE = np.arange(PAGE_SIZE)
+
+
+class CacheFullError(ValueError):
+    """No page of a cache is free."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PageTable:
-    """Pages of one sequence in one cache.
+    """Pages of one sequence in one cache, which are taken as they are written.
 
     Attributes:
         pages: physical pages, in the order of the slots they hold.
-        size: number of slots reserved.
-        slots: `i64[size]` physical slot of each slot.
-        first: physical slot of slot 0, where the pages are contiguous; else None.
-        stride: alignment of contiguous pages in slots, preferably that of the grid; 0 where pages
-            scatter.
+        size: number of slots that the sequence may use.
+        slots: `i64[…]` physical slot of each slot that has a page.
+        reserved: number of pages that it can always have; further ones may be short.
         written: number of slots that have ever been written.
         skipped_slots: number of slots taken from the prefix cache, whose features were not
             computed.
@@ -89,11 +91,10 @@ class PageTable:
         adapter: adapter of the model, or of a draft's target, that its keys depend on.
     """
 
-    pages: list[int]
+    pages: list[int] = field(default_factory=list)
     size: int
     slots: NDArray[np.int64] = field(init=False)
-    first: int | None = field(init=False)
-    stride: int = field(init=False)
+    reserved: int = 0
     written: int = 0
     skipped_slots: int = 0
     cached_text: list[int] = field(default_factory=list)
@@ -104,30 +105,34 @@ class PageTable:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
+        self.slots = np.full(count_pages(self.size) * PAGE_SIZE, -1)
         self.locate_slots()
+
+    @property
+    def promised(self) -> int:
+        """Number of pages that it can still take for certain."""
+        return max(self.reserved - len(self.pages), 0)
 
     @property
     def preceding_names(self) -> list[bytes]:
         """Names of the pages before the next one; those of an adapter follow its own name."""
         return self.page_names or [(self.adapter or "").encode()]
 
-    def locate_slots(self) -> None:
-        """Compute the physical slots of the pages."""
-        begin, count = self.pages[0], len(self.pages)
-        if self.pages == list(range(begin, begin + count)):
-            self.first = begin * PAGE_SIZE
-            self.slots = np.arange(self.first, self.first + self.size)
-            self.stride = PAGE_SIZE * next((n for n in page_alignments(count) if begin % n == 0), 0)
-        else:
-            pages = np.array(self.pages)
-            self.first, self.stride = None, 0
-            self.slots = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).ravel()[: self.size]
+    def place_pages(self, first: int, pages: Sequence[int]) -> None:
+        """Set the pages from page `first` on."""
+        self.pages[first : first + len(pages)] = pages
+        self.locate_slots(first)
 
-    def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
-        """Return the physical slots below slot `end`; a slice, so a view, where contiguous."""
-        if self.first is not None:
-            return slice(self.first, self.first + end)
-        return self.slots[:end]
+    def locate_slots(self, first: int = 0) -> None:
+        """Compute the physical slots of the pages from page `first` on."""
+        begins = np.array(self.pages[first:], dtype=np.int64) * PAGE_SIZE
+        slots = self.slots[first * PAGE_SIZE : len(self.pages) * PAGE_SIZE]
+        slots.reshape(-1, PAGE_SIZE)[:] = begins[:, None] + SLOTS_OF_PAGE
+
+
+def count_pages(slots: int) -> int:
+    """Return the number of pages that hold some slots."""
+    return -(-slots // PAGE_SIZE)
 
 
 class PagedCache:
@@ -137,7 +142,7 @@ class PagedCache:
 
     A free page may keep a content name, under which it is found until its memory is needed. The
     least recently used pages are reused first. After all pages there are `scratch` slots, which are
-    never allocated. At most `sequences` tables are reserved at a time, if it is given. Named pages
+    never allocated. There are at most `sequences` tables at a time, if it is given. Named pages
     may have recurrent states, at most as many as further sequences could have. The least recently
     used are dropped first.
     """
@@ -152,18 +157,19 @@ class PagedCache:
         scratch: int = 0,
         sequences: int | None = None,
     ) -> None:
-        self.num_pages, extra = -(-slots // PAGE_SIZE), -(-scratch // PAGE_SIZE)
+        self.num_pages, extra = count_pages(slots), count_pages(scratch)
         extra_pages = range(self.num_pages, self.num_pages + extra)
         self.scratch = PageTable(pages=list(extra_pages), size=scratch) if extra else None
         self.memories, self.keys, self.values = allocate_layers(
             config, (self.num_pages + extra) * PAGE_SIZE, dtype, device
         )
         self.max_tables, self.num_tables = sequences, 0
-        self.reference_counts = np.zeros(self.num_pages, dtype=np.int64)
+        self.reference_counts = [0] * self.num_pages
         """Number of tables that hold each page."""
-        self.last_used = np.zeros(self.num_pages, dtype=np.int64)
-        """Time of the last use of each named page; 0 for pages without a name."""
-        self.clock = 0
+        self.free = OrderedDict.fromkeys(range(self.num_pages))
+        """Pages that no table holds: those without a name, then the least recently used first."""
+        self.promised = 0
+        """Number of free pages that tables can still take for certain."""
         self.pages_by_name: dict[bytes, int] = {}
         self.names_by_page: dict[int, bytes] = {}
         self.states_by_name: dict[bytes, PageStates] = {}
@@ -177,64 +183,99 @@ class PagedCache:
     @property
     def held_pages(self) -> int:
         """Number of pages that are in use."""
-        return int(np.count_nonzero(self.reference_counts))
+        return self.num_pages - len(self.free)
 
     @property
-    def free_pages(self) -> NDArray[np.bool_]:
-        """Mask of pages that no table holds."""
-        return self.reference_counts == 0
+    def available(self) -> int:
+        """Number of free pages that are not promised."""
+        return len(self.free) - self.promised
 
-    def reserve(self, slots: int, adapter: str | None = None) -> PageTable | None:
-        """Return a table of `slots` slots, contiguous if possible; None where memory is short."""
-        if self.num_tables == self.max_tables:
-            return None
-        if (pages := self.take_pages(-(-slots // PAGE_SIZE))) is None:
+    def reserve(
+        self, slots: int, adapter: str | None = None, *, pages: int | None = None
+    ) -> PageTable | None:
+        """Return a table of up to `slots` slots; None where too few pages are free.
+
+        All its pages are promised, or the first `pages` of them.
+        """
+        pages = count_pages(slots) if pages is None else pages
+        if self.num_tables == self.max_tables or pages > self.available:
             return None
         self.num_tables += 1
+        self.promised += pages
         self.limit_states()
-        return PageTable(pages=pages, size=slots, adapter=adapter)
+        return PageTable(size=slots, reserved=pages, adapter=adapter)
 
     def release(self, table: PageTable) -> None:
         """Free the pages of a table; their recorded content can still be found."""
-        if table.page_names:
-            for page, name in zip(table.pages, table.page_names, strict=False):
-                self.name_page(page, name)
-            self.touch_pages(table.page_names)
+        for page, name in zip(table.pages, table.page_names, strict=False):
+            self.name_page(page, name)
         self.drop_references(table.pages)
+        self.promised -= table.promised
         self.num_tables -= 1
 
-    def take_pages(self, count: int) -> list[int] | None:
-        """Allocate `count` pages, contiguous if possible; return None where memory is short."""
-        if (chosen := self.find_blank_pages(count)) is None:
-            free = np.flatnonzero(self.free_pages)
-            if len(free) < count:
-                return None
-            chosen = self.find_oldest_pages(free, count)
-        for page in chosen[self.last_used[chosen] > 0].tolist():
+    def prepare_pages(self, table: PageTable, first: int, end: int) -> None:
+        """Make the pages from page `first` up to slot `end` those of this table alone, to write.
+
+        Raises:
+            CacheFullError: no page is free.
+        """
+        for index in range(first, min(count_pages(end), len(table.pages))):
+            if self.reference_counts[table.pages[index]] > 1:
+                self.copy_page(table, index)
+            else:
+                self.forget_page(table.pages[index])
+        self.extend(table, end)
+
+    def extend(self, table: PageTable, end: int) -> None:
+        """Take pages up to slot `end`; raise `CacheFullError` where they are short."""
+        if (count := count_pages(end) - len(table.pages)) > 0:
+            self.use_promise(table, count, count)
+            table.place_pages(len(table.pages), self.take_pages(count))
+
+    def attach(self, table: PageTable, first: int, pages: Sequence[int]) -> None:
+        """Make a table hold found pages from page `first` on, so that nobody evicts them.
+
+        Raises:
+            CacheFullError: they are free, but promised to others.
+        """
+        replaced = table.pages[first : first + len(pages)]
+        free = sum(page in self.free for page in pages)
+        self.use_promise(table, len(pages) - len(replaced), free)
+        for page in pages:
+            self.free.pop(page, None)
+            self.reference_counts[page] += 1
+        table.place_pages(first, pages)
+        self.drop_references(replaced)
+
+    def copy_page(self, table: PageTable, index: int) -> None:
+        """Replace a page of a table by a copy; raise `CacheFullError` where no page is free."""
+        self.use_promise(table, 0, 1)
+        page, copies = table.pages[index], self.take_pages(1)
+        self.copy_pages([page], copies)
+        table.place_pages(index, copies)
+        self.drop_references([page])
+
+    def use_promise(self, table: PageTable, added: int, free: int) -> None:
+        """Account for `added` pages of a table, and `free` pages that are no longer free.
+
+        Raises:
+            CacheFullError: others need them.
+        """
+        promised = min(added, table.promised)
+        if free - promised > self.available:
+            raise CacheFullError(
+                f"the cache has {self.available} free pages, but {free - promised} are needed: "
+                "set a larger cache_gib, or switch prefix_cache off"
+            )
+        self.promised -= promised
+
+    def take_pages(self, count: int) -> list[int]:
+        """Take free pages, in order of their memory: a processor foresees the next bytes."""
+        pages = sorted(self.free.popitem(last=False)[0] for _ in range(count))
+        for page in pages:
             self.forget_page(page)
-        self.reference_counts[chosen] += 1
-        pages: list[int] = chosen.tolist()
+            self.reference_counts[page] = 1
         return pages
-
-    def find_blank_pages(self, count: int) -> NDArray[np.int64] | None:
-        """Return contiguous pages without content, aligned to the grid if possible."""
-        end, (grid, _) = 32 * count, page_alignments(count)  # nearly always enough to find some
-        while True:
-            blank = np.flatnonzero((self.reference_counts[:end] == 0) & (self.last_used[:end] == 0))
-            starts = contiguous_starts(blank, count)
-            if len(aligned := starts[blank[starts] % grid == 0]):
-                return blank[aligned[0] :][:count]
-            if end >= self.num_pages:
-                return blank[starts[0] :][:count] if len(starts) else None
-            end *= 4
-
-    def find_oldest_pages(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Return the least recently used of these pages, contiguous if possible."""
-        used, starts = self.last_used[free], contiguous_starts(free, count)
-        if not len(starts):
-            return np.sort(free[np.argsort(used, kind="stable")[:count]])
-        latest = np.lib.stride_tricks.sliding_window_view(used, count).max(1)[starts]
-        return free[starts[latest.argmin()] :][:count]
 
     def zero_pages(self, table: PageTable) -> None:
         """Erase the pages that only this table holds, since they may contain NaNs."""
@@ -247,18 +288,29 @@ class PagedCache:
         self.erase_pages(exclusive)
 
     def recount_references(self, tables: Iterable[PageTable]) -> None:
-        """Rebuild the reference counts from these tables."""
-        self.reference_counts[:] = self.num_tables = 0
+        """Rebuild the reference counts and the free pages from these tables."""
+        self.reference_counts = [0] * self.num_pages
+        self.num_tables = self.promised = 0
         for table in tables:
             self.num_tables += 1
+            self.promised += table.promised
             table.locate_slots()  # an interrupt may have left old slots
-            self.add_references(table.pages)
-
-    def add_references(self, pages: Sequence[int]) -> None:
-        self.reference_counts[pages] += 1
+            for page in table.pages:
+                self.reference_counts[page] += 1
+        order = sorted(
+            OrderedDict.fromkeys([*self.free, *range(self.num_pages)]),
+            key=self.names_by_page.__contains__,
+        )
+        self.free = OrderedDict.fromkeys(page for page in order if not self.reference_counts[page])
 
     def drop_references(self, pages: Sequence[int]) -> None:
-        self.reference_counts[pages] -= 1
+        """Free the pages that nobody else holds; the first, which leads to others, goes last."""
+        for page in reversed(pages):
+            self.reference_counts[page] -= 1
+            if not self.reference_counts[page]:
+                self.free[page] = None
+                if page not in self.names_by_page:
+                    self.free.move_to_end(page, last=False)
 
     def name_page(self, page: int, name: bytes) -> None:
         """Register a page under the name of its content, unless another page has it."""
@@ -267,11 +319,10 @@ class PagedCache:
 
     def forget_page(self, page: int) -> None:
         """Drop the name of a page that is about to change."""
-        if page in self.names_by_page:
-            name = self.names_by_page.pop(page)
-            del self.pages_by_name[name]
+        if (name := self.names_by_page.get(page)) is not None:
+            self.pages_by_name.pop(name, None)
             self.states_by_name.pop(name, None)
-            self.last_used[page] = 0
+            del self.names_by_page[page]
 
     @property
     def has_state_room(self) -> bool:
@@ -292,12 +343,6 @@ class PagedCache:
                 return
             del self.states_by_name[next(iter(self.states_by_name))]
 
-    def touch_pages(self, names: Sequence[bytes]) -> None:
-        """Record the use of named pages; the first ranks highest, since it leads to the others."""
-        pages = [self.pages_by_name[name] for name in names]
-        self.last_used[pages] = self.clock + np.arange(len(pages), 0, -1)
-        self.clock += len(pages)
-
     def copy_pages(self, sources: Sequence[int], pages: Sequence[int]) -> None:
         self.on_write(sources, pages)
         for paged in self.paged_memories:
@@ -315,20 +360,6 @@ class PagedCache:
 
 def ignore_write(sources: Sequence[int], pages: Sequence[int]) -> None:
     """Do nothing: no other process mirrors these pages."""
-
-
-def contiguous_starts(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return where `count` contiguous pages begin in a sorted list; aligned, if any are."""
-    first = pages[: max(len(pages) - count + 1, 0)]
-    starts = np.flatnonzero(pages[count - 1 :] - first == count - 1)
-    aligned = starts[pages[starts] % page_alignments(count)[1] == 0]
-    return aligned if len(aligned) else starts
-
-
-def page_alignments(count: int) -> tuple[int, int]:
-    """Return the preferred alignments of `count` pages: the grid's, and a power of two."""
-    power = 1 << (count - 1).bit_length()
-    return max(PAGE_GRID, power), power
 
 
 def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:

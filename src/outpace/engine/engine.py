@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from outpace.decoding import Prediction
+from outpace.engine.cache import CacheFullError
 from outpace.engine.controllers import ControllerTable, PassTimes
 from outpace.engine.job import DecodingError, Job, is_device_lost
 from outpace.engine.pack import ScheduledForward
@@ -92,7 +93,7 @@ class Engine:
         return job
 
     def step(self) -> bool:
-        """Run one pass of the first model that a job waits for; return False without one.
+        """Run one pass of the first model that a job waits for; return False if none waits.
 
         Drafts come before targets. Listeners are called while a device computes, on a CPU directly.
         """
@@ -101,9 +102,9 @@ class Engine:
         self.needs_recovery = True
         self.admit_jobs()
         started = self.clock()
-        runner = self.next_runner()
+        has_work = any(job.runner for job in self.running)
+        runner, work = self.schedule_step()
         if runner is not None:
-            work = self.schedule_pass(runner)
             measured = (
                 self.controllers.pass_controllers(work, len(self.running))
                 if self.controllers
@@ -121,15 +122,16 @@ class Engine:
         if runner is None or not self.is_async:
             self.run_callbacks()
         self.needs_recovery = False
-        return runner is not None
+        return has_work
 
-    def next_runner(self) -> Runner | None:
-        """Return the first model that a running job waits for."""
-        wanted = {job.runner for job in self.running}
+    def schedule_step(self) -> tuple[Runner | None, list[Work]]:
+        """Return the first model with jobs that can run, and their forwards."""
         for runner in self.runners:
-            if runner in wanted:
-                return runner
-        return None
+            if any(job.runner is runner for job in self.running) and (
+                work := self.schedule_pass(runner)
+            ):
+                return runner, work
+        return None, []
 
     def recover(self) -> None:
         """Restore the engine after an exception that left a step.
@@ -144,8 +146,10 @@ class Engine:
                 for role, table in job.tables.items()
                 if job.pairing.runners[role] is runner
             )
-        for job in list(self.running):
-            if not job.has_ended and job.decoding is not None and job.runner is None:
+        for job in reversed(list(self.running)):
+            if not job.has_ended and job.decoding is None:
+                self.requeue_job(job)
+            elif not job.has_ended and job.runner is None:
                 job.error = DecodingError(f"{job.method!r} was interrupted")
             if job.has_ended:
                 self.finish_job(job)
@@ -183,7 +187,7 @@ class Engine:
                 break
             self.running.append(job)
             self.queue.popleft()
-            job.began = time.perf_counter()
+            job.began = job.began or time.perf_counter()
         return [job for job in self.running if job.decoding is None]
 
     def schedule_pass(self, runner: Runner) -> list[Work]:
@@ -195,24 +199,61 @@ class Engine:
         work: list[Work] = []
         room = self.max_rows
         for job in sorted(waiting, key=attrgetter("turn")):
-            try:
-                forward = job.apply_prefix_cache(runner)
-            except ValueError as error:
-                self.fail_job(job, error)
+            if (parts := self.prepare_forward(runner, job, room, work)) is None:
                 continue
-            size = forward.end - forward.first_slot
-            if size > room:
-                if cut := forward.find_split(room):
-                    work.append((job, *forward.split_at(cut)))
-                    job.turn = next(self.turn_counter)
-                    break
-                if work:
-                    break
-            work.append((job, forward, None))
-            room -= size
+            forward, rest = parts
+            if rest is None and work and forward.end - forward.first_slot > room:
+                break
+            work.append((job, forward, rest))
+            room -= forward.end - forward.first_slot
+            if rest is not None:
+                job.turn = next(self.turn_counter)
             if room <= 0:
                 break
         return work
+
+    def prepare_forward(
+        self, runner: Runner, job: Job, room: int, work: list[Work]
+    ) -> tuple[ScheduledForward, ScheduledForward | None] | None:
+        """Return what a job runs in a pass with room for some rows, and the rest of its forward.
+
+        Rows that the prefix cache holds are skipped, and pages are taken for the others. Where they
+        are short, the last request loses its own. Returns None if that is the job itself.
+        """
+        while job.runner is runner:
+            try:
+                forward, rest = job.apply_prefix_cache(runner), None
+                is_long = forward.end - forward.first_slot > room
+                if is_long and (cut := forward.find_split(room)):
+                    forward, rest = forward.split_at(cut)
+                runner.prepare_write(forward)
+                return forward, rest
+            except CacheFullError as error:
+                self.preempt_last(runner, job, work, error)
+            except ValueError as error:
+                self.fail_job(job, error)
+        return None
+
+    def preempt_last(
+        self, runner: Runner, job: Job, work: list[Work], error: CacheFullError
+    ) -> None:
+        """Free the pages of the last request that may begin again, or fail a job without one."""
+        for last in reversed(self.running):
+            if last.may_begin_again and (last is job or last.has_pages(runner)):
+                work[:] = [each for each in work if each[0] is not last]
+                self.requeue_job(last)
+                return
+        self.fail_job(job, error)
+
+    def requeue_job(self, job: Job) -> None:
+        """Free the memory of a running job, which waits before all others to begin again."""
+        self.queue.appendleft(job)
+        job.reset_method()
+        if job.has_ended:
+            self.queue.remove(job)
+            self.finish_job(job)
+        else:
+            self.running.remove(job)
 
     def launch_pass(self, runner: Runner, work: list[Work]) -> LaunchedPass | None:
         """Start a pass on a device; return None where no job is left or the launch fails."""

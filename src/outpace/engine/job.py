@@ -70,11 +70,17 @@ class Job(Request):
         return self.finish_reason is not None or self.error is not None
 
     def reserve_memory(self) -> bool:
+        """Reserve memory in each cache, or in none.
+
+        Pages are taken as the text grows, unless the method cannot begin again where they are
+        short: then all are reserved.
+        """
         slots = self.method.slots_needed(len(self.prompt), self.max_tokens)
+        text = self.ids if self.method.is_resumable else None
         for role, runner in self.pairing.runners.items():
             # Pages of a draft depend on the target's features, and so on its adapter.
             depends = role == "target" or runner.config.kind in DRAFT_KINDS
-            table = runner.reserve(slots, self.pairing.adapter if depends else None)
+            table = runner.reserve(slots, self.pairing.adapter if depends else None, text)
             if table is None:
                 self.release_memory()
                 return False
@@ -86,6 +92,25 @@ class Job(Request):
         for role, table in self.tables.items():
             self.pairing.runners[role].release(table, zero=zero)
         self.tables.clear()
+
+    @property
+    def may_begin_again(self) -> bool:
+        """Whether it would generate the same tokens after it has lost its memory."""
+        return self.method.is_resumable or len(self.ids) == len(self.prompt)
+
+    def reset_method(self) -> None:
+        """Free its memory and its method, which begins again with the text so far."""
+        self.close_method()
+        self.runner = self.full_forward = self.remaining_forward = self.cycle_length = None
+        self.partial_features, self.num_cached, self.canvas = [], 0, ()
+        self.release_memory()
+
+    def has_pages(self, runner: Runner) -> bool:
+        """Return whether it holds pages of a model's cache, or may take some for certain."""
+        return any(
+            self.pairing.runners[role] is runner and (table.pages or table.promised)
+            for role, table in self.tables.items()
+        )
 
     def advance_method(self, prediction: Prediction | None) -> None:
         """Resume its method up to the next forward."""
@@ -102,9 +127,10 @@ class Job(Request):
         self.runner = self.pairing.runners[forward.model]
 
     def close_method(self) -> None:
+        decoding, self.decoding = self.decoding, None
         try:
-            if self.decoding is not None:
-                self.decoding.close()
+            if decoding is not None:
+                decoding.close()
         except Exception as error:
             self.error = self.error or self.wrap_error(error)
 

@@ -41,8 +41,6 @@ class PrefixCache:
     Args:
         cache: the cache of the model.
         mask_id: mask token, whose rows are never cached.
-        share: whether sequences hold the pages found and copy them on write. Otherwise they are
-            copied into contiguous pages, which on a CPU is worth more than the memory.
         is_paired: whether the content of a row also depends on the next token.
         is_recurrent: whether rows also need the recurrent states before them.
     """
@@ -52,13 +50,11 @@ class PrefixCache:
         cache: PagedCache,
         *,
         mask_id: int | None = None,
-        share: bool = False,
         is_paired: bool = False,
         is_recurrent: bool = False,
     ) -> None:
         self.cache = cache
         self.mask_id = mask_id
-        self.share = share
         self.is_paired, self.is_recurrent = is_paired, is_recurrent
         self.salt = os.urandom(16)
         self.stats = PrefixStats()
@@ -68,6 +64,12 @@ class PrefixCache:
         return (
             len(table.page_names) + len(self.find_names(table, start, text))
         ) * PAGE_SIZE - start
+
+    def count_held(self, text: Sequence[int], adapter: str | None) -> int:
+        """Return how many pages with the beginning of a text other tables hold."""
+        names = self.find_names(PageTable(size=0, adapter=adapter), 0, text)
+        pages = (self.cache.pages_by_name[name] for name in names)
+        return sum(page not in self.cache.free for page in pages)
 
     def find_names(self, table: PageTable, start: int, text: Sequence[int]) -> list[bytes]:
         """Return the names of cached pages with this text, from the first partial page on."""
@@ -85,7 +87,11 @@ class PrefixCache:
         return names
 
     def reuse_rows(self, table: PageTable, start: int, text: Sequence[int], rows: int) -> int:
-        """Attach cached pages; return how many of the first `rows` rows need not run."""
+        """Attach cached pages; return how many of the first `rows` rows need not run.
+
+        Raises:
+            CacheFullError: no page is free for a copy of the last one, which has rows to run.
+        """
         names, first = self.find_names(table, start, text), len(table.page_names)
         end = min((first + len(names)) * PAGE_SIZE, start + rows)
         if self.is_recurrent:
@@ -98,8 +104,10 @@ class PrefixCache:
             states = self.cache.states_by_name[names[-1]]
             self.cache.keep_states(names[-1], states)
             table.states = {layer: (state,) for layer, state in states.items()}
-        self.attach_pages(table, [self.cache.pages_by_name[name] for name in names], first, end)
-        self.cache.touch_pages(names)
+        pages = [self.cache.pages_by_name[name] for name in names]
+        self.cache.attach(table, first, pages[: end // PAGE_SIZE - first])
+        if end % PAGE_SIZE:
+            self.copy_into(table, pages[end // PAGE_SIZE - first], end)
         table.cached_text += text[: end - start]
         table.page_names += names[: end // PAGE_SIZE - first]
         table.written = max(table.written, end)
@@ -111,28 +119,23 @@ class PrefixCache:
         found = (n for n, name in enumerate(names, 1) if name in self.cache.states_by_name)
         return names[: max(found, default=0)]
 
-    def attach_pages(self, table: PageTable, sources: list[int], first: int, end: int) -> None:
-        """Share or copy `sources` into a table from page `first` on, up to slot `end`."""
-        # The last page is copied where one of its rows still has to run.
-        num_shared = end // PAGE_SIZE - first if self.share else 0
-        targets = table.pages[first : first + len(sources)]
-        if to_copy := sources[num_shared:]:
-            self.cache.copy_pages(to_copy, targets[num_shared:])
-        if num_shared:
-            self.cache.add_references(sources[:num_shared])
-            self.cache.drop_references(targets[:num_shared])
-            table.pages[first : first + num_shared] = sources[:num_shared]
-            table.locate_slots()
+    def copy_into(self, table: PageTable, source: int, end: int) -> None:
+        """Copy a page into the page of a table that ends after slot `end`, which is written."""
+        if source in self.cache.free:
+            self.cache.free.move_to_end(source)  # another page is taken, if there is one
+        self.cache.prepare_pages(table, end // PAGE_SIZE, end)
+        if (target := table.pages[end // PAGE_SIZE]) != source:
+            self.cache.copy_pages([source], [target])
 
     def prepare_write(
         self, table: PageTable, start: int, end: int, text: Sequence[int] = ()
     ) -> None:
-        """Drop the records of slots that are about to be written.
+        """Drop the records of slots that are about to be written, and take pages for them.
 
         Slots whose recorded content already equals `text` keep it.
 
         Raises:
-            ValueError: a shared page must be copied, and no page is free.
+            CacheFullError: no page is free.
         """
         matches = [old == new for old, new in zip(table.cached_text[start:], text, strict=False)]
         start += [*matches, False].index(False)
@@ -140,29 +143,9 @@ class PrefixCache:
             valid = start
             while valid and valid + (table.cached_text[valid - 1] >> TOKEN_BITS) > start:
                 valid -= 1  # its row sees a slot that changes
-            first = valid // PAGE_SIZE
-            for page, name in zip(table.pages[first:], table.page_names[first:], strict=False):
-                if self.cache.pages_by_name.get(name) == page:
-                    self.cache.forget_page(page)
-            del table.page_names[first:], table.cached_text[valid:]
-        if self.share:
-            for index in range(start // PAGE_SIZE, -(-end // PAGE_SIZE)):
-                if self.cache.reference_counts[table.pages[index]] > 1:
-                    self.unshare_page(table, index)
-
-    def unshare_page(self, table: PageTable, index: int) -> None:
-        """Copy a page that other tables hold too, and use the copy."""
-        copies = self.cache.take_pages(1)
-        if copies is None:
-            raise ValueError(
-                f"slot {index * PAGE_SIZE} is in a page that other requests share, and no page is "
-                "free for a copy: set a larger cache_gib, or switch prefix_cache off"
-            )
-        page = table.pages[index]
-        self.cache.copy_pages([page], copies)
-        self.cache.drop_references([page])
-        table.pages[index] = copies[0]
-        table.locate_slots()
+            del table.page_names[valid // PAGE_SIZE :], table.cached_text[valid:]
+        if start < end:
+            self.cache.prepare_pages(table, start // PAGE_SIZE, end)
 
     def register_text(self, table: PageTable, start: int, text: Sequence[int]) -> None:
         """Record that `text` was written from slot `start` on, and name the pages it filled."""
@@ -175,7 +158,6 @@ class PrefixCache:
             name = self.hash_page(table.preceding_names, page)
             table.page_names.append(name)
             self.cache.name_page(table.pages[index], name)
-            self.cache.touch_pages([name])
         for slot, states in table.page_states.items():
             if slot <= len(table.page_names) * PAGE_SIZE:
                 self.cache.keep_states(table.page_names[slot // PAGE_SIZE - 1], states)

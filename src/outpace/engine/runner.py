@@ -17,7 +17,7 @@ from outpace.decoding import Kind, Prediction
 from outpace.decoding.processor import BANNED_LOGIT, find_top_tokens
 from outpace.decoding.sampling import GroupReader
 from outpace.engine.adapters import PassAdapters
-from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable, count_pages
 from outpace.engine.cpu import pack_model
 from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
@@ -130,7 +130,6 @@ class Runner:
         return PrefixCache(
             self.cache,
             mask_id=self.config.mask_id,
-            share=self.device.type != "cpu",
             is_paired=self.config.kind is Kind.EAGLE,
             is_recurrent=self.config.delta is not None,
         )
@@ -141,9 +140,20 @@ class Runner:
         skipped = None if self.prefix_cache is None else self.prefix_cache.stats.slots
         return CacheUsage(self.name, self.cache.held_pages, self.cache.num_pages, skipped)
 
-    def reserve(self, slots: int, adapter: str | None = None) -> PageTable | None:
-        """Return memory for a sequence, with its adapter; None where it is short."""
-        return self.cache.reserve(slots, adapter)
+    def reserve(
+        self, slots: int, adapter: str | None = None, text: Sequence[int] | None = None
+    ) -> PageTable | None:
+        """Return memory for a sequence, with its adapter; None where it is short.
+
+        With its `text`, pages are reserved for that and the next token, apart from those that
+        others hold. Without, all are.
+        """
+        if text is None:
+            return self.cache.reserve(slots, adapter)
+        needed = count_pages(min(len(text) + 1, slots))
+        if needed > self.cache.available and self.prefix_cache is not None:
+            needed -= self.prefix_cache.count_held(text, adapter)
+        return self.cache.reserve(slots, adapter, pages=needed)
 
     def release(self, table: PageTable, *, zero: bool = False) -> None:
         """Free the memory of a sequence; `zero` erases it where it may hold NaNs."""
@@ -160,7 +170,7 @@ class Runner:
         that reads them has them too.
 
         Raises:
-            ValueError: a shared page must be copied, and memory is short.
+            CacheFullError: no page is free.
         """
         if self.prefix_cache is None:
             return forward
@@ -170,13 +180,16 @@ class Runner:
             if cached:
                 forward = forward.split_at(cached)[1]
                 forward.missing = cached if forward.layers else 0
-        text = (
-            self.prefix_cache.cacheable_text(forward)
-            if forward.first_slot < len(forward.table.cached_text)
-            else ()
-        )
-        self.prefix_cache.prepare_write(forward.table, forward.first_slot, forward.end, text)
         return forward
+
+    def prepare_write(self, forward: ScheduledForward) -> None:
+        """Take the pages that a forward writes; raise `CacheFullError` where none is free."""
+        if self.prefix_cache is None:
+            self.cache.extend(forward.table, forward.end)
+            return
+        rewrites = forward.first_slot < len(forward.table.cached_text)
+        text = self.prefix_cache.cacheable_text(forward) if rewrites else ()
+        self.prefix_cache.prepare_write(forward.table, forward.first_slot, forward.end, text)
 
     def reuse_cached_rows(
         self, forward: ScheduledForward, max_rows: int, draft: tuple[Runner, PageTable] | None

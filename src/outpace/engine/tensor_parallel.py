@@ -24,7 +24,7 @@ from torch import Tensor
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.checkpoints.fields import error_line
 from outpace.decoding.forward import IntArray
-from outpace.engine.cache import PageTable
+from outpace.engine.cache import PAGE_SIZE, PageTable
 from outpace.engine.pack import PackedPass
 from outpace.engine.runner import Runner
 from outpace.errors import OptionError
@@ -241,7 +241,7 @@ def encode_span(span: RowSpan) -> list[int]:
     assert isinstance(table, PageTable)
     stops = [ABSENT] if span.visible_ends is None else [len(span.visible_ends), *span.visible_ends]
     rows = span.rows.start, span.rows.stop, span.start, span.num_visible
-    return [*rows, *stops, table.size, len(table.pages), *table.pages]
+    return [*rows, *stops, len(table.pages), *table.pages]
 
 
 def decode_spans(numbers: list[int]) -> Iterator[RowSpan]:
@@ -254,8 +254,8 @@ def decode_spans(numbers: list[int]) -> Iterator[RowSpan]:
     for begin in remaining:
         end, start, seen, stops = take_numbers(4)
         ends = None if stops == ABSENT else take_numbers(stops)
-        size, count = take_numbers(2)
-        table = PageTable(pages=take_numbers(count), size=size)
+        (count,) = take_numbers(1)
+        table = PageTable(pages=take_numbers(count), size=count * PAGE_SIZE)
         yield RowSpan(slice(begin, end), start, seen, ends, table)
 
 

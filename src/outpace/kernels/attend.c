@@ -62,6 +62,16 @@ static inline int is_branch(const struct pass *pass, long row) {
     return pass->bits && (pass->bits[row] || pass->own[row] > pass->stop[row]);
 }
 
+/* Request the keys and values of a page. Those of a text may lie anywhere, and a processor foresees only
+   the bytes that follow: without it, attention over scattered pages took a fifth longer. */
+static inline void prefetch_page(const struct pass *pass, long at) {
+    const long length = PAGE * pass->size * (pass->half ? 2 : 4);
+    for (long line = 0; line < length; line += 64) {
+        __builtin_prefetch(pass->keys + at + line);
+        __builtin_prefetch(pass->values + at + line);
+    }
+}
+
 #include "base.h"
 #include "attend.h"
 #include "end.h"

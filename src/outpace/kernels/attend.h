@@ -129,6 +129,10 @@ INLINE void V(attend_some)(const struct pass *pass, const int64_t *pages, long f
     }
     for (long page = low / PAGE; page * PAGE < stop; page++) {
         const long at = (pages[page] * PAGE * pass->slot + kv_head * pass->head) * bytes;
+        if ((page + 1) * PAGE < stop) {
+            const long pages_ahead = pages[page + 1] - pages[page];
+            prefetch_page(pass, at + pages_ahead * PAGE * pass->slot * bytes);
+        }
         for (long row = first; row < end; row++) {
             if (is_branch(pass, row) && page >= pass->trunk[row] / PAGE) continue;
             const unsigned mask = seen(pass, row, page * PAGE);

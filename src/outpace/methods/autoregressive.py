@@ -12,6 +12,10 @@ from outpace.methods.method import Method
 class Autoregressive(Method):
     """Run the last token, sample the next one; tokens forced by a constraint run with it."""
 
+    @property
+    def is_resumable(self) -> bool:
+        return True
+
     def decode(self, request: Request) -> Decoding:
         """Prefill, then one row per forward, and one for each forced token."""
         read, start, alive = request.sample(), 0, True

@@ -232,6 +232,10 @@ class BlockDiffusion(BlockFilling):
     def is_sequential(self) -> bool:
         return self.verify
 
+    @property
+    def is_resumable(self) -> bool:
+        return self.verify
+
     def decode(self, request: Request) -> Decoding:
         """Fill blocks, or also edit or verify them, or fill prefixes of blocks."""
         size = block_length(request, self.block)

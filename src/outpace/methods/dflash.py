@@ -107,6 +107,10 @@ class DFlash(Method):
         most = block + target.drafts_from_last
         return most if self.tokens == "auto" else min(most, self.tokens + 1)
 
+    @property
+    def is_resumable(self) -> bool:
+        return self.verify == "match"
+
     def decode(self, request: Request) -> Decoding:
         """Fill a block of masks after the last token, accept what agrees with the target."""
         trained = request.target.block or 1

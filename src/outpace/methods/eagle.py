@@ -99,6 +99,10 @@ class Eagle(Method):
             ],
         )
 
+    @property
+    def is_resumable(self) -> bool:
+        return self.verify == "match"
+
     def decode(self, request: Request) -> Decoding:
         """Grow a tree after the last token, accept the branch that agrees with the target."""
         features = FeatureBuffer(request, request.sample(), lookup=self.lookup)

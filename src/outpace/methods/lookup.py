@@ -57,6 +57,10 @@ class Lookup(Method):
             passes=lambda n, kept: [("target", min(n, kept + 1), 1)],
         )
 
+    @property
+    def is_resumable(self) -> bool:
+        return True
+
     def decode(self, request: Request) -> Decoding:
         """Run the last token and a copy; commit the accepted ones and the model's next token."""
         shared = request.shared_answers if self.shared else None
@@ -66,7 +70,7 @@ class Lookup(Method):
             while alive:
                 alive = yield from self.run_cycle(request, copies, read)
         finally:  # also where a stop string ended the request
-            if shared is not None:
+            if shared is not None and request.finish_reason is not None:
                 shared.add_answer(request.ids[max(len(request.prompt) - MAX_MATCH_TOKENS, 0) :])
 
     def run_cycle(self, request: Request, copies: CopyFinder, read: Read) -> Cycle:

@@ -99,6 +99,16 @@ class Method(ABC):
         return True
 
     @property
+    def is_resumable(self) -> bool:
+        """Whether `decode` generates the same tokens if it begins again after any of them.
+
+        Then a request takes memory as its text grows, and may lose it to earlier requests: all its
+        text is causal, and its noise depends on the slot alone. Otherwise its text depends on
+        earlier forwards (a canvas, a pipeline, rejected drafts), and memory is reserved for all.
+        """
+        return False
+
+    @property
     def sees_ahead(self) -> bool:
         """Whether holes see tokens that follow them."""
         return Kind.DIFFUSION in self.target_kinds or not self.is_sequential

@@ -67,6 +67,10 @@ class Speculative(Method):
             ],
         )
 
+    @property
+    def is_resumable(self) -> bool:
+        return self.verify == "match"
+
     def decode(self, request: Request) -> Decoding:
         """Draft some tokens, accept those that agree with the target and its next one."""
         target_read = request.sample()

@@ -77,6 +77,10 @@ class WeDLM(Method):
     def is_sequential(self) -> bool:
         return self.verify
 
+    @property
+    def is_resumable(self) -> bool:
+        return self.verify
+
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
