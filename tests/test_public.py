@@ -76,7 +76,7 @@ def print_loaded():
 
 
 @pytest.mark.nightly
-def test_help_takes_half_a_second() -> None:
+def test_help_does_not_wait() -> None:
     words = [sys.executable, "-m", "outpace", "generate", "--help"]
     seconds = []
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_help_takes_half_a_second() -> None:
         subprocess.run(words, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.6  # 0.4 on an idle machine
+    assert min(seconds) < 1  # half on an idle machine; with PyTorch three
 
 
 def test_names_are_listed_before_they_are_loaded() -> None:
