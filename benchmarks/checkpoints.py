@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from outpace import LLM
-from outpace.checkpoints.load import save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import save_model
 from outpace.methods import Method
 from outpace.models.transformer import Transformer
 

@@ -47,8 +47,9 @@ from harness import (
     timed,
 )
 from outpace import LLM
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.checkpoints.compress import compress_checkpoint
-from outpace.checkpoints.load import save_model, translate_config
+from outpace.checkpoints.load import save_model
 from outpace.decoding import Forward
 from outpace.engine.pack import ScheduledForward
 from outpace.models.transformer import Transformer

@@ -38,7 +38,8 @@ from harness import Bar, imported
 from official import Measured, Result, allow_loading, compare, ours, parser_for, run_comparison
 from outpace import LLM
 from outpace.api.options import Options
-from outpace.checkpoints.load import resolve_checkpoint, tokenizer_folder
+from outpace.checkpoints.checkpoint import Checkpoint
+from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.lab.run import questions_of
 from outpace.methods import D2F
 
@@ -126,7 +127,7 @@ def settings(folder: Path, options: argparse.Namespace) -> list[tuple[str, Path,
     """Name, checkpoint, block and bar of both models."""
     random = write(folder / "random", SMALL_DREAM, mute=silenced(SMALL_DREAM), peak=PEAK)
     tiny = Path(shutil.copytree(resolve_checkpoint(options.model), folder / "zoo"))
-    shutil.copytree(tokenizer_folder(options.model), tiny, dirs_exist_ok=True)
+    shutil.copytree(Checkpoint(options.model).tokenizer_folder, tiny, dirs_exist_ok=True)
     for path in (random, tiny):
         allow_loading(path)
     return [("512 x 8", random, 32, 0.85), (options.model, tiny, 16, 0.5)]

@@ -29,7 +29,9 @@ from checkpoints import SMALL_GROUPED, Config, load, prompt, qwen3, write
 from harness import Bar, Row, imported
 from official import Decode, Measured, compare, ours, parser_for, run_comparison
 from outpace import Output
-from outpace.checkpoints.load import load_model, resolve_checkpoint, save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.hub import resolve_checkpoint
+from outpace.checkpoints.load import load_model, save_model
 from outpace.lab.run import questions_of
 from outpace.methods import DFlash
 from outpace.models.draft import DFlashDraft

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from outpace.api.text import TextCodec
+from outpace.checkpoints.checkpoint import load_tokenizer
 from outpace.checkpoints.gguf.file import MetadataArray, read_header
-from outpace.checkpoints.load import load_config, load_model, load_tokenizer
+from outpace.checkpoints.load import load_config, load_model
 from outpace.errors import OptionError
 from texts import TEXTS
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import published, random_model
-from outpace.checkpoints.load import CONFIG_FILE, load_model, save_model
+from outpace.checkpoints.hub import CONFIG_FILE
+from outpace.checkpoints.load import load_model, save_model
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 
 FILE = "model.safetensors"

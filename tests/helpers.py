@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from outpace import LLM
 from outpace.attention.batch import RowSpan
-from outpace.checkpoints.load import load_draft, load_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import load_draft, load_model
 from outpace.decoding import Decoding, Forward, Prediction, Request, Target
 from outpace.engine.cache import PageTable
 from outpace.engine.engine import Engine

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from helpers import causal_model, published
-from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
+from outpace.checkpoints.hub import ZOO_FOLDER, ZOO_TOKENIZER
 from outpace.models.attention import Attend
 from outpace.models.transformer import Transformer
 from outpace.training import Objective, Trainer, weights

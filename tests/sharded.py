@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from helpers import causal_model, published, published_eagle
-from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.training import Data, Trainer, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.lora import LoRA

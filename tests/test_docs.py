@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from outpace.checkpoints.load import ZOO_TOKENIZER, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.hub import ZOO_TOKENIZER
 from outpace.cli.app import load_command
 from outpace.cli.main import main
 from outpace.cli.options import parse_method

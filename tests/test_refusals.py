@@ -9,6 +9,7 @@ import pytest
 
 from outpace import LLM, OptionError
 from outpace.api import llm
+from outpace.checkpoints.checkpoint import Checkpoint
 from outpace.cli import flags
 from outpace.cli.main import main
 from outpace.lab.commands import evaluate
@@ -30,8 +31,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return note
 
-    monkeypatch.setattr(llm, "load_model", noting("weights"))
-    for name in ("load_model", "load_draft"):
+    for name in ("build_model", "build_draft"):
         monkeypatch.setattr(llm, name, noting("weights"))
     return found
 
@@ -58,7 +58,7 @@ def test_a_model_is_not_read_where_something_does_not_fit(
     def fail(*args: object) -> None:
         pytest.fail("a tokenizer was read")
 
-    monkeypatch.setattr(llm, "load_tokenizer", fail)
+    monkeypatch.setattr(Checkpoint, "load_tokenizer", fail)
     with pytest.raises(OptionError) as caught:
         LLM(**{"model": "tiny-ar", **options})
     assert caught.value.param == param

@@ -16,13 +16,19 @@ from torch import Tensor
 import split
 from helpers import dense, published, random_model
 from outpace import LLM
-from outpace.checkpoints.load import load_model, save_model
+from outpace.checkpoints.checkpoint import Checkpoint
+from outpace.checkpoints.load import WeightFormat, build_model, save_model
 from outpace.models import split as sums
 from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
 
 SECONDS = 240
 """Within which all processes have ended when one has."""
+
+
+def load_shard(folder: Path, share: ModelShard) -> Transformer:
+    checkpoint = Checkpoint(folder)
+    return build_model(Transformer, checkpoint, checkpoint.config, WeightFormat(share=share))
 
 
 def joined(parts: list[Tensor], whole: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -61,7 +67,7 @@ FAMILIES = {
 def test_slices_are_the_whole(family: str, tmp_path: Path) -> None:
     model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
-    parts = [load_model(tmp_path, share=ModelShard(rank, 2)) for rank in range(2)]
+    parts = [load_shard(tmp_path, ModelShard(rank, 2)) for rank in range(2)]
     for name, parameter in model.named_parameters():
         own = [part.get_parameter(name) for part in parts]
         if "embedding" in name:
@@ -120,7 +126,7 @@ def logits(model: Transformer, ids: Tensor) -> Tensor:
 def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
-    parts = [load_model(tmp_path, share=ModelShard(rank, 2)) for rank in range(2)]
+    parts = [load_shard(tmp_path, ModelShard(rank, 2)) for rank in range(2)]
     ids = torch.arange(20)
     expected = logits(model, ids)
     for found in Room(monkeypatch).run(parts, ids):
@@ -130,7 +136,7 @@ def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_heads_must_divide(tmp_path: Path) -> None:
     save_model(random_model(published()), tmp_path)
     with pytest.raises(ValueError, match="tensor_parallel"):
-        load_model(tmp_path, share=ModelShard(0, 3))
+        load_shard(tmp_path, ModelShard(0, 3))
 
 
 @pytest.mark.parametrize(

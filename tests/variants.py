@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.checkpoints.hub import ZOO_FOLDER
 
 Fields = dict[str, Any]
 

@@ -12,7 +12,7 @@ import torch
 
 from checkpoints import Config
 from harness import Bar, Budget, Row
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.decoding import DRAFT_KINDS
 from outpace.engine.graphs import make_recorder
 from outpace.engine.runner import Runner

@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from outpace import OptionError
 from outpace.api.rendering import render_template
 from outpace.api.text import TextCodec
-from outpace.checkpoints.load import load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
 from refusal import refuses
 
 NAMESPACE = (

@@ -26,7 +26,8 @@ from helpers import CHAT, END, SPECIALS, save_tokenizer
 from outpace import LLM
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.text import Prompt, TextCodec
-from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.server.models import HostedModel
 from outpace.server.reply import TokenPlaces
 from outpace.tokenizer import Tokenizer

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers import published, random_model
-from outpace.checkpoints.load import ZOO_FOLDER, save_model
+from outpace.checkpoints.hub import ZOO_FOLDER
+from outpace.checkpoints.load import save_model
 
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())

@@ -11,15 +11,16 @@ from safetensors.torch import load_file, save_file
 from adapting import write_adapter
 from helpers import causal_model, published, whole
 from outpace import LLM
-from outpace.checkpoints.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LowRank, save_adapter
-from outpace.checkpoints.adapter_fit import load_adapters
-from outpace.checkpoints.load import (
-    load_adapter,
-    load_config,
-    load_model,
-    save_model,
-    translate_config,
+from outpace.checkpoints.adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Adapter,
+    LowRank,
+    save_adapter,
 )
+from outpace.checkpoints.adapter_fit import load_adapters
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.methods import Autoregressive, WeDLM
 from refusal import refuses
 
@@ -109,7 +110,7 @@ def test_a_model_has_the_configuration_that_its_adapter_was_trained_with(tmp_pat
 def test_published_adapters_load(family: str) -> None:
     folder = GOLDEN / f"{family}_tiny"
     adapter = GOLDEN / f"{family}_tiny_lora"
-    updates = load_adapter(adapter).updates
+    updates = Adapter(adapter).updates
     assert len(updates) == 3 * 4 and {update.scale for update in updates.values()} == {2.0}
     merged = whole(load_model(folder, adapter=adapter), IDS, causal=False)
     assert (merged - whole(load_model(folder), IDS, causal=False)).abs().max() > 1
@@ -145,7 +146,7 @@ def test_rank_stabilized_adapters_divide_by_the_root(base: Path, adapter: Path) 
 def test_invalid_settings_are_refused(adapter: Path, fields: dict[str, Any]) -> None:
     change(adapter, **fields)
     with pytest.raises(ValueError, match="rank 8" if fields == {"r": 8} else next(iter(fields))):
-        load_adapter(adapter)
+        Adapter(adapter).read_updates()
     with refuses("adapters"):
         load_adapters({"mine": adapter}, CONFIG, torch.float32)
 
@@ -173,7 +174,7 @@ def test_separate_updates_have_their_outputs_of_stacked_layers(tmp_path: Path) -
     found = [update.outputs for update in updates["blocks.0.attention.qkv"]]
     assert found == [slice(0, 32), slice(32, 48), slice(48, 64)]
     keys = updates["blocks.0.attention.qkv"][1]
-    published_keys = load_adapter(folder).updates["model.layers.0.self_attn.k_proj.weight"]
+    published_keys = Adapter(folder).updates["model.layers.0.self_attn.k_proj.weight"]
     assert torch.allclose(keys.up @ keys.down, published_keys.compute_delta(), atol=1e-6)
     half = load_adapters({"x": folder}, CONFIG, torch.bfloat16)["x"]
     assert {each.up.dtype for each in half["unembedding"]} == {torch.bfloat16}

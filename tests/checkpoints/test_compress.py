@@ -23,7 +23,8 @@ from outpace.checkpoints import compress as module
 from outpace.checkpoints import fill
 from outpace.checkpoints.adapter import LowRank, save_adapter
 from outpace.checkpoints.compress import compress_checkpoint
-from outpace.checkpoints.load import CONFIG_FILE, load_config, load_draft, load_model, save_model
+from outpace.checkpoints.hub import CONFIG_FILE
+from outpace.checkpoints.load import load_config, load_draft, load_model, save_model
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 from outpace.errors import OptionError
 from outpace.models import int8

@@ -14,8 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from helpers import published, whole
 from outpace import LLM
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import load_config, load_model, translate_config
+from outpace.checkpoints.load import load_config, load_model
 from outpace.methods import METHODS, Speculative
 from outpace.models.attention import rotary_frequencies
 

@@ -31,9 +31,10 @@ from transformers import PreTrainedTokenizerFast
 from gguf_bytes import ARRAY, STRING, array, check_variant, variants, view, write_changed
 from helpers import CHAT, needs_packed_loops, published, published_llada, random_model, whole
 from outpace import LLM
-from outpace.checkpoints import load
+from outpace.checkpoints import checkpoint
+from outpace.checkpoints.checkpoint import load_tokenizer
 from outpace.checkpoints.gguf import file as file_module
-from outpace.checkpoints.load import load_config, load_draft, load_model, load_tokenizer, save_model
+from outpace.checkpoints.load import load_config, load_draft, load_model, save_model
 from outpace.checkpoints.name import name_of
 from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope
@@ -370,7 +371,7 @@ def test_a_tokenizer_of_merges_equals_the_published_one(pre: str, tmp_path: Path
     ours = load_tokenizer(path)
     assert ours is not None and ours.chat_template == CHAT
     check_same_tokenizer(ours, published_one)
-    load.write_tokenizer(path, tmp_path / "written")
+    checkpoint.write_tokenizer(path, tmp_path / "written")
     check_same_tokenizer(load_tokenizer(tmp_path / "written"), published_one)
 
 

@@ -22,8 +22,15 @@ from huggingface_hub import constants
 from outpace import LLM, OptionError
 from outpace.checkpoints import drafts, hub
 from outpace.checkpoints.fingerprint import digest_weights
-from outpace.checkpoints.hub import HubName, find_model, group_models, list_quants
-from outpace.checkpoints.load import ZOO_FOLDER, is_local, resolve_checkpoint
+from outpace.checkpoints.hub import (
+    ZOO_FOLDER,
+    HubName,
+    find_model,
+    group_models,
+    is_local,
+    list_quants,
+    resolve_checkpoint,
+)
 from outpace.cli.main import main
 from outpace.cli.pull import pull
 from refusal import refuses

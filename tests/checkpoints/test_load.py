@@ -1,5 +1,6 @@
 """Checkpoint folders: weights, tokenizers and drafts, and the error of each invalid one."""
 
+import io
 import json
 import re
 import shutil
@@ -13,25 +14,22 @@ from safetensors.torch import load_file, save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast, dynamic_module_utils
 
+from adapting import write_adapter
 from helpers import causal_model, diffusion_model, loaded_models, published, save_tokenizer, whole
 from outpace import LLM
 from outpace.api.rendering import render_chat
-from outpace.checkpoints import load
-from outpace.checkpoints.load import (
-    ZOO_TOKENIZER,
-    load_config,
-    load_model,
-    load_tokenizer,
-    resolve_checkpoint,
-    save_model,
-    translate_config,
-)
+from outpace.checkpoints import checkpoint, hub
+from outpace.checkpoints.checkpoint import load_tokenizer, translate_config
+from outpace.checkpoints.gguf import file
+from outpace.checkpoints.hub import ZOO_TOKENIZER, resolve_checkpoint
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.checkpoints.name import name_of
 from outpace.methods import DFlash, Speculative
 from refusal import refuses
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 WEIGHTS = "model.safetensors"
+PAIR = Path(__file__).parent.parent / "golden" / "dflash" / "pair_b"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -70,7 +68,7 @@ def test_missing_models_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")
 
-    monkeypatch.setattr(load.huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", refuse)
     for name, load_ in (("no-such-model", resolve_checkpoint), ("some/thing", load_model)):
         with pytest.raises(ValueError, match=name):
             load_(name)
@@ -132,7 +130,7 @@ def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
 def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "MAX_ROTARY_ENTRIES", 1279)
+    monkeypatch.setattr(checkpoint, "MAX_ROTARY_ENTRIES", 1279)
     with pytest.raises(ValueError, match="max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159
@@ -212,6 +210,31 @@ def test_a_draft_of_the_zoo_is_selected() -> None:
     assert set(loaded_models(llm)) == {"tiny-ar", "tiny-dflash", "tiny-aux"}
 
 
+@pytest.mark.parametrize("draft", ["draft", "draft.gguf"])
+def test_each_configuration_is_read_once(
+    draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = shutil.copytree(PAIR, tmp_path / "pair")
+    adapter = write_adapter(tmp_path / "adapter", load_config(pair / "target"), size=0.05)
+    opened: list[str] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def note(path: Any, *rest: Any, **options: Any) -> Any:
+            if function is read_header or str(path).endswith("config.json"):
+                opened.append(str(path))
+            return function(path, *rest, **options)
+
+        return note
+
+    read_header = file.read_header
+    monkeypatch.setattr(file, "read_header", noting(read_header))
+    monkeypatch.setattr(io, "open", noting(io.open))
+    LLM(pair / "target", DFlash(draft=str(pair / draft)), adapter=adapter, cache_gib=0.05)
+    config = pair / draft if draft.endswith(".gguf") else pair / draft / "config.json"
+    paths = (pair / "target" / "config.json", adapter / "adapter_config.json", config)
+    assert sorted(opened) == sorted(map(str, paths))
+
+
 def test_a_missing_draft_is_named_and_not_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -221,13 +244,13 @@ def test_a_missing_draft_is_named_and_not_downloaded(
         requests.append((name, local_files_only))
         raise FileNotFoundError
 
-    monkeypatch.setattr(load.huggingface_hub, "snapshot_download", snapshot)
-    shutil.copytree(load.ZOO_FOLDER / "tiny-ar", tmp_path / "Qwen3-8B")
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
+    shutil.copytree(hub.ZOO_FOLDER / "tiny-ar", tmp_path / "Qwen3-8B")
     with pytest.raises(ValueError, match="z-lab/Qwen3-8B-DFlash-b16"):
         LLM(tmp_path / "Qwen3-8B", DFlash(draft="auto"), cache_gib=0.05)
     drafts = ("z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7")
     assert requests == [(draft, True) for draft in drafts]
-    shutil.copytree(load.ZOO_FOLDER / "tiny-ar", tmp_path / "mine")
+    shutil.copytree(hub.ZOO_FOLDER / "tiny-ar", tmp_path / "mine")
     with refuses("draft"):
         LLM(tmp_path / "mine", Speculative(draft="auto"), cache_gib=0.05)
 
@@ -236,11 +259,11 @@ def test_a_draft_in_the_hub_cache_is_selected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        load.huggingface_hub, "snapshot_download", lambda name, **others: str(tmp_path)
+        hub.huggingface_hub, "snapshot_download", lambda name, **others: str(tmp_path)
     )
-    assert not load.is_local("z-lab/Qwen3-8B-DFlash-b16")
+    assert not hub.is_local("z-lab/Qwen3-8B-DFlash-b16")
     (tmp_path / "config.json").write_text("{}")
-    assert load.is_local("z-lab/Qwen3-8B-DFlash-b16")
+    assert hub.is_local("z-lab/Qwen3-8B-DFlash-b16")
 
 
 MARKS = {257: "<|endoftext|>", 258: "<|im_start|>", 259: "<|im_end|>", 260: "<|mask|>"}

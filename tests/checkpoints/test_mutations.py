@@ -27,13 +27,8 @@ from helpers import (
 )
 from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import LowRank, save_adapter
-from outpace.checkpoints.load import (
-    load_draft,
-    load_model,
-    load_tokenizer,
-    save_model,
-    translate_config,
-)
+from outpace.checkpoints.checkpoint import load_tokenizer, translate_config
+from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.checkpoints.tokenizer import TOKENIZER_FIELDS
 from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Transformer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import translate_config
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
 

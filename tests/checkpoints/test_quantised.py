@@ -27,7 +27,9 @@ from grouped import (
     write_quantized,
 )
 from helpers import published
-from outpace.checkpoints.load import CONFIG_FILE, load_model, save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.hub import CONFIG_FILE
+from outpace.checkpoints.load import load_model, save_model
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}

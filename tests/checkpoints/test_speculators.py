@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from helpers import VOCAB, causal_model, dense, extending_draft, feature_draft
 from outpace import LLM
-from outpace.checkpoints.load import load_draft, save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import load_draft, save_model
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.methods import DFlash, Eagle, Method
 from outpace.models.draft import DFlashDraft, Draft

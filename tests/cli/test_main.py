@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
+from outpace.checkpoints.hub import ZOO_FOLDER, ZOO_TOKENIZER
 from outpace.cli import app
 from outpace.cli.flags import LoadFlags
 from outpace.lab.side import Side

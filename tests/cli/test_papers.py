@@ -9,7 +9,9 @@ import huggingface_hub
 import pytest
 import torch
 
-from outpace.checkpoints.load import ZOO_TOKENIZER, save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.hub import ZOO_TOKENIZER
+from outpace.checkpoints.load import save_model
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.lab.reproduce.figure import find
 from outpace.models.extending import build_draft_model

@@ -9,7 +9,8 @@ from random import Random
 from typing import Any
 
 from outpace.api.tools import read_tool_use
-from outpace.checkpoints.load import load_tokenizer, resolve_checkpoint
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.constraint.calls import GENERIC_FORMAT
 from outpace.constraint.compiler import Compiler
 from outpace.engine.stats import release_memory

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.data.answers import answer_file
 from outpace.data.generated.story import story_problems
 from outpace.training.data import Data, Examples

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import published
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.engine import stats
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 

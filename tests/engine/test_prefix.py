@@ -22,7 +22,7 @@ from helpers import (
     runner,
     tokens,
 )
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE_SIZE, CacheFullError, PagedCache, PageTable

@@ -30,13 +30,13 @@ from helpers import (
     whole,
 )
 from outpace import LLM
-from outpace.checkpoints.load import load_model, save_model
+from outpace.checkpoints.load import save_model
 from outpace.decoding import FULL, Forward, Sampling, Tree
 from outpace.engine import cpu
 from outpace.engine.engine import Engine
 from outpace.engine.fuse import compile_layers
 from outpace.engine.job import Job
-from outpace.engine.pairing import check_models
+from outpace.engine.pairing import MethodSelector
 from outpace.engine.recurrent import share_budget, state_bytes
 from outpace.engine.runner import Runner
 from outpace.kernels.gated_delta import DeltaState, find_delta_loop
@@ -249,12 +249,12 @@ def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> 
     target, draft = str(tmp_path / "target"), str(tmp_path / "draft")
     save_model(hybrid_model(seed=1), target)
     save_model(extending_draft(hybrid_model(seed=1)), draft)
-    config = load_model(target).config
+    opened = MethodSelector.open(target)
     with refuses("method"):
-        check_models(Eagle(draft=draft, width=2), target, config)
-    assert check_models(Eagle(draft=draft), target, config)
+        opened.open_models(Eagle(draft=draft, width=2))
+    assert opened.open_models(Eagle(draft=draft))
     with refuses("method"):
-        check_models(WeDLM(), target, config)
+        opened.open_models(WeDLM())
     with refuses("mask_id"):
         LLM(target, mask_id=MASK)
     for refused in (

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.attention.ranges import RangesAttention, dense_mask, document_ranges
-from outpace.checkpoints.load import load_adapter, load_model
+from outpace.checkpoints.adapter import Adapter
+from outpace.checkpoints.load import load_model
 from outpace.models.transformer import Transformer
 from outpace.training import lora
 from outpace.training.lora import LoRA
@@ -39,7 +40,7 @@ def models_of(case: dict[str, Any]) -> Models:
     """Student and teacher: the model with the recorded adapter beside it, and the model alone."""
     teacher = load_model(FOLDER / case["model"])
     student = lora.attach_adapter(deepcopy(teacher), ADAPTER)
-    recorded = load_adapter(FOLDER / case["adapter"]).updates
+    recorded = Adapter(FOLDER / case["adapter"]).updates
     for name, update in lora.collect_updates(student).items():
         for ours, theirs in ((update.down, recorded[name].down), (update.up, recorded[name].up)):
             ours.data.copy_(theirs)

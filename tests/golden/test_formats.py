@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from helpers import GOLDEN, close, published, same_weights, save_tokenizer, whole
 from outpace.api.rendering import render_chat
-from outpace.checkpoints.load import load_model, load_tokenizer, save_model, translate_config
+from outpace.checkpoints.checkpoint import load_tokenizer, translate_config
+from outpace.checkpoints.load import load_model, save_model
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
 from refusal import refuses

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from outpace.attention.ranges import RangesAttention, dense_mask
+from outpace.checkpoints.checkpoint import load_tokenizer
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
-from outpace.checkpoints.load import load_model, load_tokenizer
+from outpace.checkpoints.load import load_model
 from outpace.models.transformer import Transformer
 from outpace.training.data import Data, Examples
 from outpace.training.objective import Models

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, OptionError
-from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.cli.main import main
 from outpace.data.generated.story import story_problems
 

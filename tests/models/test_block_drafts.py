@@ -13,7 +13,8 @@ from torch import Tensor
 from helpers import MASK, VOCAB, causal_model, close, dense, feeds, published, run
 from naive_draft import EPS, Finish, Weights, naive_hidden, random_layers
 from outpace import LLM
-from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.decoding import FULL, Forward, Prediction, Sample, Sampling
 from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, DFlash

@@ -22,7 +22,8 @@ from helpers import (
     published,
     published_eagle,
 )
-from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.decoding import Kind
 from outpace.models.attention import Attend
 from outpace.models.config import EMBEDDINGS, AttentionWindow

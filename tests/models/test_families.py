@@ -35,8 +35,9 @@ from transformers import (
 import naive
 from helpers import close, same_weights
 from outpace import LLM
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.checkpoints.families.a2d import OMITTED
-from outpace.checkpoints.load import load_config, load_model, save_model, translate_config
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Kind
 from outpace.methods import Autoregressive, BlockDiffusion, Diffusion, Lookup, Method, Speculative
 

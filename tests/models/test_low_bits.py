@@ -4,6 +4,7 @@ No GPU is needed: the decisions run as if there were one, and weights stay on th
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from helpers import (
     random_model,
     whole,
 )
-from outpace.api import loading
+from outpace.api import llm, loading
 from outpace.api.llm import LLM
 from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
@@ -64,13 +65,14 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     api = pytest.importorskip("torchao.quantization.quant_api", reason=MISSING)
     monkeypatch.setattr(api, "_check_hardware_support", lambda granularity: None)
     filled, here = load.build_model, fill.fill_model
-    monkeypatch.setattr(
-        load,
-        "build_model",
-        lambda make, config, folder, dtype, device, *rest, **options: filled(
-            make, config, folder, BF16, GPU, *rest, **options
-        ),
-    )
+    for module in (llm, load):
+        monkeypatch.setattr(
+            module,
+            "build_model",
+            lambda make, checkpoint, config, form, *rest: filled(
+                make, checkpoint, config, replace(form, dtype=BF16, device=GPU), *rest
+            ),
+        )
 
     def on_cpu(
         model: Stack,

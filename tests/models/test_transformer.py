@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import causal_model, dense, hybrid_model, published, whole
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.kernels.gated_delta import DeltaState, SequenceRows
 from outpace.models.extending import mtp_config
 from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, build_norm, freeze_model

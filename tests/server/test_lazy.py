@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import ask, chat, connect, events, refused, text_of
-from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.server import models
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import QUESTION, chat, completion, connect, route, serve_models
-from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.methods import APD, Speculative
 from outpace.server.service import Service
 from outpace.server.settings import Config, make_entry

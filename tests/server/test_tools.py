@@ -21,7 +21,8 @@ from asking import (
     token_counts,
 )
 from outpace.api.parts import AnswerParser
-from outpace.checkpoints.load import load_config, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.load import load_config
 from outpace.server.settings import Entry
 from toolbox import SCHEMAS, TOOLS, tool_model
 

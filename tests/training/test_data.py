@@ -8,7 +8,8 @@ from typing import Any
 import datasets
 import pytest
 
-from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.hub import ZOO_FOLDER
 from outpace.training.data import Data, Examples, marked_tokens
 from runs import write_lines
 

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import causal_model, published, published_eagle
+from outpace.checkpoints.checkpoint import load_tokenizer, translate_config
 from outpace.checkpoints.fingerprint import Fingerprint
-from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_tokenizer, translate_config
+from outpace.checkpoints.hub import ZOO_FOLDER
+from outpace.checkpoints.load import load_draft
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, DSparkDraft
 from outpace.models.extending import EagleDraft
 from outpace.training import weights

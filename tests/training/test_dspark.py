@@ -10,7 +10,7 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from helpers import MASK, causal_model, dense, published
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.training import weights
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective

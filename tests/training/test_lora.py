@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from helpers import causal_model, published, random_model, whole
 from outpace import LLM
-from outpace.checkpoints.adapter import ADAPTER_CONFIG
-from outpace.checkpoints.load import ZOO_FOLDER, load_adapter, load_model, save_model
+from outpace.checkpoints.adapter import ADAPTER_CONFIG, Adapter
+from outpace.checkpoints.hub import ZOO_FOLDER
+from outpace.checkpoints.load import load_model, save_model
 from outpace.training import checkpoint, lora
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F
@@ -98,7 +99,7 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
     assert (config["r"], config["lora_alpha"]) == (2, 4)
     assert config["base_model_name_or_path"] == str(base)
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
-    assert len(load_adapter(tmp_path / "export").updates) == 8
+    assert len(Adapter(tmp_path / "export").updates) == 8
 
 
 def test_an_adapter_is_trained_further_and_taught_by_its_start(tmp_path: Path, base: Path) -> None:
@@ -145,7 +146,7 @@ def test_an_export_has_the_changes_and_number_format_of_its_base(tmp_path: Path)
     trainer = load_recipe(tmp_path / "mine.toml", [f"out={tmp_path / 'out'}"]).build_trainer()
     trainer.fit()
     trainer.export(tmp_path / "export")
-    updates = load_adapter(tmp_path / "export").updates.values()
+    updates = Adapter(tmp_path / "export").updates.values()
     assert {each.down.dtype for each in updates} == {torch.bfloat16}
     assert LLM("tiny-ar", adapter=tmp_path / "export").config.mask_id == 1021
 

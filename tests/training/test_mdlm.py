@@ -10,7 +10,7 @@ import torch
 
 from helpers import MASK, published
 from outpace.attention.ranges import RangesAttention, dense_mask, find_documents, full_ranges
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.objectives import MDLM

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from helpers import VOCAB, causal_model, hybrid_model, published_eagle, whole
 from outpace.attention.ranges import causal_ranges
-from outpace.checkpoints.load import ZOO_TOKENIZER
+from outpace.checkpoints.hub import ZOO_TOKENIZER
 from outpace.models.transformer import Transformer
 from outpace.training import Data, Objective, Trainer, store
 from outpace.training.objective import FeatureSpec

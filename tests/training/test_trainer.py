@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from outpace.checkpoints.load import load_model, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.load import load_model
 from outpace.decoding import Kind
 from outpace.training import HeldOut, Loop, checkpoint, trackers
 from outpace.training import trainer as training

@@ -9,7 +9,8 @@ from torch.optim import AdamW, Muon
 
 from helpers import published
 from outpace import recipes
-from outpace.checkpoints.load import load_model, translate_config
+from outpace.checkpoints.checkpoint import translate_config
+from outpace.checkpoints.load import load_model
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
 from outpace.training import weights

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM, recipes
-from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER, load_config, load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
+from outpace.checkpoints.hub import ZOO_FOLDER, ZOO_TOKENIZER
+from outpace.checkpoints.load import load_config
 from outpace.decoding import Kind
 from outpace.lab.run import evaluate, questions_of
 from outpace.methods import (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -32,17 +30,9 @@ from outpace.api.output import Output
 from outpace.api.parts import AnswerFormat
 from outpace.api.pending_answer import PendingAnswer, Stream
 from outpace.api.text import Prompt, TextCodec, encode_inner, list_prompts
-from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.adapter_fit import load_adapters
-from outpace.checkpoints.load import (
-    load_config,
-    load_draft,
-    load_model,
-    load_tokenizer,
-    open_weights,
-    resolve_checkpoint,
-    target_config,
-)
+from outpace.checkpoints.checkpoint import Checkpoint
+from outpace.checkpoints.load import WeightFormat, build_draft, build_model
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
 from outpace.constraint.thoughts import ThoughtFormat
@@ -53,13 +43,7 @@ from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.controllers import PassTimes
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.graphs import make_recorder
-from outpace.engine.pairing import (
-    ASSUMED_CONCURRENCY,
-    MethodSelector,
-    Pairing,
-    check_models,
-    further_models,
-)
+from outpace.engine.pairing import ASSUMED_CONCURRENCY, MethodSelector, Pairing
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
@@ -69,9 +53,8 @@ from outpace.measurements import MeasurementFile
 from outpace.methods import METHODS, Method
 from outpace.methods.options import MethodSpec
 from outpace.models.adapted import ModelUpdates
-from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
-from outpace.models.transformer import Stack
+from outpace.models.transformer import Stack, Transformer
 
 
 def resolve_stop_ids(
@@ -271,41 +254,6 @@ def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
             raise OptionError(name, token, f"must hold token ids from 0 to {vocab - 1}")
 
 
-def check_further(llm: LLM, further: Mapping[str, ModelConfig]) -> None:
-    """Raise `OptionError` for another tokenizer, or a head that the checkpoint does not have."""
-    for name, config in further.items():
-        if config.is_head:
-            check_head(name, config)
-        if config.kind not in DRAFT_KINDS and name not in {*llm.vocab_sizes, llm.name}:
-            text = TextCodec(name, load_tokenizer(name))
-            llm.text.check_same_tokens(text, llm.config.vocab, config.vocab)
-            llm.vocab_sizes[name] = text.vocab_size
-
-
-def check_head(name: str, config: ModelConfig) -> None:
-    """Raise `OptionError` if a checkpoint lacks the head that its configuration implies."""
-    folder = resolve_checkpoint(name, param="draft")
-    try:
-        with ExitStack() as stack:
-            open_weights(folder, config, stack).check_depth(config)
-    except ValueError as error:
-        raise OptionError(
-            "draft", name, f"{error}: it has no head for multi-token prediction; give another draft"
-        ) from error
-
-
-def load_further(llm: LLM, name: str) -> Stack:
-    """Load a further model of a method: an independent model, or a draft for the target."""
-    limits = {"max_length": llm.max_length, "quantize": llm.quantize, "positions": 0}
-    more: dict[str, Any] = {**limits, "share": llm.group.share}
-    if load_config(name).kind not in DRAFT_KINDS:
-        return load_model(name, dtype=llm.dtype, device=llm.device, **more)
-    try:
-        return load_draft(name, llm.model, **more)
-    except ValueError as error:
-        raise OptionError("draft", name, f"{name} cannot draft for {llm.name}: {error}") from error
-
-
 class LLM:
     """A target model with a decoding method, for one or many concurrent requests, from any thread.
 
@@ -351,8 +299,14 @@ class LLM:
         self.runner_options = own | {"prefix_cache": prefix_cache}
         self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
         self.device = self.group.device
-        quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
-        self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
+        self.form = WeightFormat(
+            dtype=self.dtype,
+            device=self.device,
+            quantize=default_quantize(quantize, dtype, self.device, tensor_parallel),
+            share=self.group.share,
+            positions=0,  # the runner extends the rotary tables to the length of its cache
+        )
+        self.cache_gib = cache_gib
         if max_rows is None:
             max_rows = 512 if self.device.type == "cpu" else 2048
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
@@ -361,18 +315,17 @@ class LLM:
         self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
-        self.name, self.path = model_title(model, adapter), str(model)
         # Invalid combinations are rejected before weights and vocabularies are read.
-        limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
-        self.config = target_config(model, **limits, adapter=adapter)
-        folder = resolve_checkpoint(model)
-        self.methods = MethodSelector(method, self.name, self.config)
+        self.methods = MethodSelector.open(
+            model, method, max_length=max_length, mask_id=mask_id, adapter=adapter
+        )
+        self.name, self.config = self.methods.name, self.methods.config
         self.method = self.methods.default
-        further = check_models(self.method, self.path, self.config)
-        self.text = TextCodec(self.name, load_tokenizer(folder))
+        further = self.methods.open_models(self.method)
+        self.text = TextCodec(self.name, self.methods.checkpoint.load_tokenizer())
         self.vocab_sizes: dict[str, int | None] = {}
-        check_further(self, further)
-        self.target = self.load_target(folder, adapters, adapter=adapter, **limits)
+        self.check_further(further.values())
+        self.target = self.load_target(adapters)
         self.config = self.target.config
         self.text.set_model(self.config)
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
@@ -387,20 +340,45 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.method!r})"
 
-    def load_target(
-        self, folder: Path, adapters: Mapping[str, str | Path] | None, **options: Any
-    ) -> Runner:
+    def load_target(self, adapters: Mapping[str, str | Path] | None) -> Runner:
         """Load the target, with the adapters that requests select; return its runner."""
-        own, share = self.runner_options, self.group.share
+        own, opened = self.runner_options, self.methods
         used = {"graphs": own["record"] is not None, "compile": own["compile"]}
-        check_adapters(adapters, **used, tensor_parallel=share is not None)
+        check_adapters(adapters, **used, tensor_parallel=self.form.share is not None)
         updates = load_adapters(adapters or {}, self.config, self.dtype)
         self.adapters = (*updates,)
-        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "share": share}
-        to["positions"] = 0  # the runner extends the rotary tables to the length of its cache
-        self.model = load_model(folder, quantize=self.quantize, **to, **options)
-        self.group.start_workers(self.model, partial(load_further, self), own["attention"])
+        self.model = build_model(
+            Transformer, opened.checkpoint, self.config, self.form, opened.adapter
+        )
+        self.group.start_workers(self.model, self.load_further, own["attention"])
         return self.add_runner(self.name, self.model, self.text.vocab_size, updates)
+
+    def check_further(self, models: Iterable[Checkpoint]) -> None:
+        """Raise `OptionError` for another tokenizer, or a head that the checkpoint lacks."""
+        for each in models:
+            name, config = str(each), each.config
+            if config.is_head:
+                try:
+                    each.check_weights()
+                except ValueError as error:
+                    reason = f"{error}: it has no head for multi-token prediction"
+                    raise OptionError("draft", name, f"{reason}; give another draft") from error
+            if config.kind not in DRAFT_KINDS and name not in {*self.vocab_sizes, self.name}:
+                text = TextCodec(name, each.load_tokenizer())
+                self.text.check_same_tokens(text, self.config.vocab, config.vocab)
+                self.vocab_sizes[name] = text.vocab_size
+
+    def load_further(self, name: str) -> Stack:
+        """Load a further model of a method: an independent model, or a draft for the target."""
+        checkpoint, max_length = self.methods.open_model(name), self.methods.max_length
+        if checkpoint.config.kind not in DRAFT_KINDS:
+            config = checkpoint.target_config(max_length=max_length)
+            return build_model(Transformer, checkpoint, config, self.form)
+        try:
+            return build_draft(checkpoint, self.model, max_length, self.form)
+        except ValueError as error:
+            reason = f"{name} cannot draft for {self.name}: {error}"
+            raise OptionError("draft", name, reason) from error
 
     def add_runner(
         self,
@@ -426,7 +404,7 @@ class LLM:
         if name in self.runners:
             return self.runners[name]
         return self.add_runner(
-            name, load_further(self, name), self.vocab_sizes.get(name, self.target.vocab)
+            name, self.load_further(name), self.vocab_sizes.get(name, self.target.vocab)
         )
 
     def pair(self, method: Method, adapter: str | None = None, *, wait: bool = True) -> Pairing:
@@ -442,14 +420,14 @@ class LLM:
         """
         if not isinstance(method, Method):
             raise OptionError("method", method, "must be a Method, such as Autoregressive()")
-        models = further_models(method, self.path, self.config)
+        models = self.methods.model_names(method)
         key = (type(method), adapter, *models.items())
         if key not in self.pairings:
             check_adapter_name(adapter, self.adapters, self.name)
             if not wait:
                 raise NotCompiledError
             with self.load_lock:
-                check_further(self, check_models(method, self.path, self.config))
+                self.check_further(self.methods.open_models(method).values())
                 further = {role: self.load_runner(name) for role, name in models.items()}
                 runners = {"target": self.target, **further}
                 self.pairings[key] = Pairing.from_runners(runners, adapter)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from outpace.checkpoints.fields import (
     read_known_fields,
     words,
 )
+from outpace.checkpoints.hub import resolve_checkpoint
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
@@ -78,27 +80,42 @@ class LowRank:
         return self.scale * (self.up.float() @ self.down.float())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Adapter:
-    """Updates of a model's matrices.
+    """Updates of a model's matrices; its files are read when first used."""
 
-    Attributes:
-        folder: Folder of the adapter.
-        updates: Published name of a weight to its update.
-    """
+    name: str | Path
+    """A folder, or a name of the hub."""
 
-    folder: Path
-    updates: Mapping[str, LowRank]
+    @cached_property
+    def folder(self) -> Path:
+        """Folder of the configuration."""
+        return resolve_checkpoint(self.name, (ADAPTER_CONFIG,), param="adapter")
 
-    @classmethod
-    def load(cls, folder: Path) -> Adapter:
-        """Load the adapter of a folder.
+    @cached_property
+    def config(self) -> Fields:
+        return read_lora_config(self.folder)
+
+    @property
+    def changes(self) -> Fields:
+        """Fields of the model's `config.json` that it was trained with."""
+        changes: Fields = self.config["model_config"]
+        return changes
+
+    @cached_property
+    def updates(self) -> Mapping[str, LowRank]:
+        """Updates by the published name of their weight."""
+        return self.read_updates()
+
+    def read_updates(self) -> Mapping[str, LowRank]:
+        """Read the tensors.
 
         Raises:
             ValueError: For another kind of adapter, an unsupported field, an unknown or unpaired
                 tensor, or a rank other than the configured one.
         """
-        config, path = read_lora_config(folder), folder / ADAPTER_WEIGHTS
+        config, folder = self.config, resolve_checkpoint(self.name, param="adapter")
+        path = folder / ADAPTER_WEIGHTS
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
@@ -107,7 +124,7 @@ class Adapter:
             ) from error
         if not tensors:
             raise ValueError(f"{path} has no tensors")
-        return cls(folder, dict(pair_matrices(tensors, config, path)))
+        return dict(pair_matrices(tensors, config, path))
 
     def check_names(self, names: Collection[str]) -> None:
         """Raise `ValueError` for an update of a weight that the model does not have."""

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from outpace.checkpoints.adapter import Adapter, LowRank
-from outpace.checkpoints.load import load_adapter, read_changes
 from outpace.checkpoints.weights import parameter_parts
 from outpace.errors import OptionError
 from outpace.models.adapted import ModelUpdates, OutputUpdate
@@ -29,10 +28,11 @@ def load_adapters(
     found: dict[str, ModelUpdates] = {}
     for name, folder in adapters.items():
         try:
-            if changes := read_changes(folder):
-                fields = ", ".join(changes)
+            adapter = Adapter(folder)
+            if adapter.changes:
+                fields = ", ".join(adapter.changes)
                 raise ValueError(f"it changes {fields} of the model: load it as adapter instead")
-            found[name] = fit_adapter(load_adapter(folder), config, dtype)
+            found[name] = fit_adapter(adapter, config, dtype)
         except ValueError as error:
             message = str(error).removeprefix("adapter: ")
             raise OptionError("adapters", folder, f"{name}: {message}") from error

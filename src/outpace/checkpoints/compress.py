@@ -20,25 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.checkpoints.fill import (
-    LoadProgress,
-    borrowed_names,
-    fill_tables,
-    ignore_progress,
-    read_part,
-)
-from outpace.checkpoints.gguf.file import is_gguf
-from outpace.checkpoints.load import (
-    CONFIG_FILE,
-    load_config,
-    open_weights,
-    read_published_config,
-    resolve_checkpoint,
-    target_config,
-    tokenizer_folder,
-    write_tokenizer,
-)
-from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
+from outpace.checkpoints.checkpoint import Checkpoint, write_tokenizer
+from outpace.checkpoints.fill import borrowed_names, fill_tables, read_part
+from outpace.checkpoints.hub import CONFIG_FILE, Progress, ignore_progress
+from outpace.checkpoints.name import is_gguf
+from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 from outpace.checkpoints.quantised.compressed import INT8_CODES
 from outpace.checkpoints.stacks import stack_sizes
 from outpace.checkpoints.weights import (
@@ -50,7 +36,6 @@ from outpace.checkpoints.weights import (
 )
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.errors import OptionError
-from outpace.models.config import ModelConfig
 from outpace.models.extending import build_draft_model
 from outpace.models.int8 import QUANTIZABLE_MODULES, quantize_weight
 from outpace.models.transformer import Stack, Transformer
@@ -128,7 +113,7 @@ def compress_checkpoint(
     folder: str | Path,
     *,
     target: str | Path | None = None,
-    progress: LoadProgress | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Write a model with int8 matrices, and its tokenizer.
 
@@ -148,11 +133,10 @@ def compress_checkpoint(
             without its target, for a folder that is not empty, and if a file cannot be written;
             then nothing is written.
     """
-    origin, folder = resolve_checkpoint(name), Path(folder)
-    config = load_config(origin)
-    if not is_gguf(origin) and scheme_of(read_published_config(origin / CONFIG_FILE)) is not None:
+    origin, folder = Checkpoint(name), Path(folder)
+    if origin.scheme is not None:
         raise ValueError(f"{str(name)!r} is already quantized: give the original checkpoint")
-    model = build_skeleton(name, config, target)
+    model = build_skeleton(origin, target)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists: name a new folder")
     try:
@@ -164,31 +148,32 @@ def compress_checkpoint(
     return folder
 
 
-def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | None) -> Stack:
+def build_skeleton(checkpoint: Checkpoint, target: str | Path | None) -> Stack:
     """Build a model without weights; raise `ValueError` unless `target` fits it."""
+    config, name = checkpoint.config, str(checkpoint)
     is_draft = config.kind in DRAFT_KINDS
     if config.is_head:
-        raise ValueError(f"{str(name)!r} is part of its target: give the target instead")
+        raise ValueError(f"{name!r} is part of its target: give the target instead")
     if is_draft and target is None:
-        raise OptionError("target", None, f"{str(name)!r} is a draft: give its target too")
+        raise OptionError("target", None, f"{name!r} is a draft: give its target too")
     if not is_draft and target is not None:
-        raise OptionError("target", target, f"{str(name)!r} is not a draft: leave target out")
+        raise OptionError("target", target, f"{name!r} is not a draft: leave target out")
     with torch.device("meta"):
         if target is None:
             return Transformer(config)
         try:
-            lender = Transformer(target_config(target))
+            lender = Transformer(Checkpoint(target).target_config())
         except OptionError as error:
             raise error.with_param("target") from error
         return build_draft_model(config, lender)
 
 
-def copy_files(origin: Path, folder: Path) -> None:
+def copy_files(origin: Checkpoint, folder: Path) -> None:
     """Copy the tokenizer, and the other small files of a folder."""
-    if is_gguf(origin):
-        write_tokenizer(origin, folder)
+    if is_gguf(origin.folder):
+        write_tokenizer(origin.folder, folder)
         return
-    for path in files_to_copy(origin, tokenizer_folder(origin)):
+    for path in files_to_copy(origin.folder, origin.tokenizer_folder):
         shutil.copyfile(path, folder / path.name)
 
 
@@ -204,7 +189,7 @@ def files_to_copy(*folders: Path) -> list[Path]:
     return list(found.values())
 
 
-def write_checkpoint(origin: Path, model: Stack, folder: Path, progress: LoadProgress) -> None:
+def write_checkpoint(origin: Checkpoint, model: Stack, folder: Path, progress: Progress) -> None:
     """Write the weights of `model` and `config.json`."""
     config = model.config
     shapes = {
@@ -214,8 +199,8 @@ def write_checkpoint(origin: Path, model: Stack, folder: Path, progress: LoadPro
     }
     if stacks := stack_sizes(shapes):
         raise ValueError(
-            f"{origin}: tensor {min(stacks)!r} is a stack of matrices, which an int8 checkpoint "
-            "cannot hold: load the original with quantize='int8'"
+            f"{origin.folder}: tensor {min(stacks)!r} is a stack of matrices, which an int8 "
+            "checkpoint cannot hold: load the original with quantize='int8'"
         )
     matrices = {
         source
@@ -224,12 +209,12 @@ def write_checkpoint(origin: Path, model: Stack, folder: Path, progress: LoadPro
         for source, _ in source_tensors(config, f"{prefix}.weight", 1)
     }
     with ExitStack() as stack:
-        weights = open_weights(origin, config, stack)
+        weights = origin.open_weights(stack)
         tables = {name: getattr(model, name) for name in fill_tables(model, weights, "cpu")}
         weights.check_names(config, {*shapes, *tables, *borrowed_names(model, weights)})
         files: dict[str, list[str]] = {}
         for name in (*shapes, *tables):
-            file = WEIGHTS_FILE if is_gguf(origin) else weights.tensor_path(name).name
+            file = WEIGHTS_FILE if is_gguf(origin.folder) else weights.tensor_path(name).name
             files.setdefault(file, []).append(name)
         index: dict[str, str] = {}
         done = 0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.checkpoints.fingerprint import digest_weights
-from outpace.checkpoints.hub import own_store
-from outpace.checkpoints.load import CONFIG_FILE, find_checkpoint, is_local
+from outpace.checkpoints.hub import CONFIG_FILE, find_checkpoint, is_local, own_store
 from outpace.errors import OptionError
 
 AUTO_DRAFT = "auto"

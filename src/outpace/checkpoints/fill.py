@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 
 from outpace.checkpoints.adapter import Adapter
 from outpace.checkpoints.families import config_family
+from outpace.checkpoints.hub import LOAD_PROGRESS
 from outpace.checkpoints.weights import CheckpointWeights, TensorPart, parameter_parts
 from outpace.kernels.packed import BLOCK_FORMATS, FOUR_BITS
 from outpace.models.draft import Draft
@@ -20,27 +19,6 @@ from outpace.models.int8 import QUANTIZABLE_MODULES, has_int8_products, int8_mod
 from outpace.models.low_bits import NATIVE, Quantizer
 from outpace.models.packed import has_packed_products, pack_module
 from outpace.models.transformer import Stack
-
-LoadProgress = Callable[[int, int], None]
-"""Receives the bytes that are done and their total."""
-
-
-def ignore_progress(done: int, total: int) -> None:
-    """Discard progress."""
-
-
-LOAD_PROGRESS: ContextVar[LoadProgress] = ContextVar("LOAD_PROGRESS", default=ignore_progress)
-
-
-@contextmanager
-def report_load_progress(progress: LoadProgress) -> Iterator[None]:
-    """Report the bytes read by every load of this thread to `progress` within the block."""
-    before = LOAD_PROGRESS.set(progress)
-    try:
-        yield
-    finally:
-        LOAD_PROGRESS.reset(before)
-
 
 VOCABULARY_TABLES = {"d2t": "I64", "t2d": "BOOL"}
 """Vocabulary tables of a draft, and their types."""

@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from outpace.checkpoints.gguf.file import is_gguf
-from outpace.checkpoints.load import resolve_checkpoint
+from outpace.checkpoints.hub import resolve_checkpoint
+from outpace.checkpoints.name import is_gguf
 from outpace.tokenizer import Tokenizer
 
 SAMPLES, SAMPLE_BYTES = 64, 4096

@@ -1,9 +1,9 @@
-"""GGUF models of the hub by `ORG/REPO:QUANT`: found on this machine, or pulled into a folder.
+"""Where checkpoints are: folders, GGUF files, the zoo, and the hub, from which they are pulled.
 
-The folder of models has the layout of LM Studio's, `ORG/REPO/FILE.gguf`. Beside each file stands
-its SHA-256, as `sha256sum -c` reads it; only files with it are removed. A download that has not
-ended is `FILE.gguf.DIGEST.partial`, with the digest of the file as the hub gives it, and the next
-pull continues it.
+GGUF models of the hub are named `ORG/REPO:QUANT`. The folder of models has the layout of LM
+Studio's, `ORG/REPO/FILE.gguf`. Beside each file stands its SHA-256, as `sha256sum -c` reads it;
+only files with it are removed. A download that has not ended is `FILE.gguf.DIGEST.partial`, with
+the digest of the file as the hub gives it, and the next pull continues it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from glob import escape
 from hashlib import sha256
@@ -30,7 +31,13 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from outpace.checkpoints.fields import error_line
-from outpace.checkpoints.name import GGUF_SUFFIX, HUB_CACHE_PREFIX, PART_SUFFIX
+from outpace.checkpoints.name import (
+    GGUF_SUFFIX,
+    HUB_CACHE_PREFIX,
+    PART_SUFFIX,
+    is_gguf,
+    split_head_name,
+)
 from outpace.errors import OptionError
 from outpace.lock import lock_file
 from outpace.measurements import user_cache
@@ -62,6 +69,36 @@ DISK_ERRORS = (errno.ENOSPC, errno.EACCES, errno.EROFS)
 
 Progress = Callable[[int, int], None]
 """Receives the bytes that are done and their total."""
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Discard progress."""
+
+
+LOAD_PROGRESS: ContextVar[Progress] = ContextVar("LOAD_PROGRESS", default=ignore_progress)
+
+
+@contextmanager
+def report_load_progress(progress: Progress) -> Iterator[None]:
+    """Report the bytes read by every load of this thread to `progress` within the block."""
+    before = LOAD_PROGRESS.set(progress)
+    try:
+        yield
+    finally:
+        LOAD_PROGRESS.reset(before)
+
+
+ZOO_FOLDER = Path(__file__).parent.parent / "zoo"
+ZOO_TOKENIZER = ZOO_FOLDER / "vocabulary"
+"""Tokenizer shared by the models of the zoo."""
+
+CHECKPOINT_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+
+
+def zoo_names() -> list[str]:
+    """Return the names of the models in the package."""
+    return sorted(path.parent.name for path in ZOO_FOLDER.glob("*/config.json"))
 
 
 @dataclass(frozen=True)
@@ -470,3 +507,76 @@ def remove_empty(folder: Path) -> None:
     while folder != root and root in folder.parents and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
+
+
+def find_checkpoint(name: str | Path) -> Path | None:
+    """Return a folder, a GGUF file, a zoo model, or a GGUF model of the hub that is here."""
+    if os.path.isdir(name) or is_gguf(Path(name)):
+        return Path(name)
+    if os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
+        return ZOO_FOLDER / name
+    hub_name = HubName.parse(name)
+    return None if hub_name is None else find_model(hub_name)
+
+
+def resolve_checkpoint(
+    name: str | Path, patterns: Sequence[str] = CHECKPOINT_PATTERNS, *, param: str = "model"
+) -> Path:
+    """Return the folder of a checkpoint: a path, a zoo model, or a hub name (downloaded once).
+
+    A GGUF file, given by its path or as `ORG/REPO:QUANT`, has no folder: its path is returned.
+    Files of other hub repositories must match `patterns`. Errors name the option `param`.
+    """
+    if not isinstance(name, str | Path):
+        raise OptionError(param, name, "must be a name or a path")
+    name = split_head_name(name)[0]
+    if (found := find_checkpoint(name)) is not None:
+        return found
+    if (hub_name := HubName.parse(name)) is not None:
+        try:
+            return pull_model(hub_name, LOAD_PROGRESS.get())
+        except OptionError as error:
+            raise error.with_param(param) from error
+    if REPOSITORY_NAME.fullmatch(str(name)) is None:
+        raise OptionError(
+            param,
+            name,
+            f"no model {str(name)!r}: give a folder with a config.json, a GGUF file, a hub name "
+            "such as 'Qwen/Qwen3-0.6B' or 'ORG/REPO:Q4_K_M', or one of "
+            f"{', '.join(zoo_names()) or 'the zoo (empty)'}",
+        )
+    return download_snapshot(str(name), patterns, param)
+
+
+def download_snapshot(name: str, patterns: Sequence[str], param: str = "model") -> Path:
+    """Return the folder of a repository in the hub's cache, with the files that match `patterns`.
+
+    A name in an existing folder is that of a missing one, unless the cache has the repository.
+
+    Raises:
+        OptionError: For the option `param`, if the hub does not give the repository.
+    """
+    folder = Path(name).parent
+    is_path = folder.is_dir()
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=[*patterns], local_files_only=is_path
+            )
+        )
+    except Exception as error:  # the library raises those of its HTTP library too
+        reason = f"{str(folder)!r} does not have it" if is_path else describe_hub_error(error)
+        raise OptionError(param, name, f"no folder {name!r}: {reason}") from error
+
+
+def is_local(name: str) -> bool:
+    """Return whether a checkpoint is available without a download."""
+    if find_checkpoint(name) is not None:
+        return True
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=[*CHECKPOINT_PATTERNS], local_files_only=True
+        )
+    except Exception:  # the hub's library raises various errors for an empty cache
+        return False
+    return os.path.isfile(Path(folder) / CONFIG_FILE)

@@ -1,4 +1,4 @@
-"""Display names of models, without the path of their files."""
+"""Names of models: for display, and of a head in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 
 HUB_CACHE_PREFIX = "models--"
 """Prefix of a folder in the hub's cache, followed by owner and name."""
+
+
+HEAD_SUFFIX = "#mtp"
+"""End of the name of a checkpoint's head, after the name of the checkpoint."""
+
+
+def head_name(target: str | Path) -> str:
+    """Return the name of the head in a target's checkpoint."""
+    return f"{target}{HEAD_SUFFIX}"
+
+
+def split_head_name(name: str | Path) -> tuple[str | Path, bool]:
+    """Return the checkpoint that a name stands for, and whether its head is meant."""
+    if not str(name).endswith(HEAD_SUFFIX) or os.path.exists(name):
+        return name, False
+    return str(name).removesuffix(HEAD_SUFFIX), True
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == GGUF_SUFFIX and not path.is_dir()
 
 
 def name_of(model: str | Path) -> str:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 
 import torch
 
-from outpace.checkpoints.gguf.file import is_gguf, open_gguf
-from outpace.checkpoints.load import (
-    CONFIG_FILE,
-    load_config,
-    open_weights,
-    read_published_config,
-    resolve_checkpoint,
-)
-from outpace.checkpoints.quantised import scheme_of
+from outpace.checkpoints.checkpoint import Checkpoint
+from outpace.checkpoints.gguf.file import open_gguf
+from outpace.checkpoints.name import is_gguf
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.kernels.packed import BLOCK_BYTES, INPUT_MULTIPLES, PACKED_BLOCK
 from outpace.models.int8 import QUANTIZABLE_MODULES
@@ -35,21 +28,19 @@ def loaded_bytes(name: str, dtype: torch.dtype, quantize: str | None) -> int:
     Raises:
         ValueError: If the configuration is invalid, or a file is missing or cannot be read.
     """
-    folder = resolve_checkpoint(name)
-    config = load_config(folder)
-    with ExitStack() as stack:
-        open_weights(folder, config, stack).check_depth(config)
+    checkpoint = Checkpoint(name)
+    checkpoint.check_weights()
+    config = checkpoint.config
     if config.kind in DRAFT_KINDS:  # its class depends on the target
         return config.num_parameters * dtype.itemsize
     with torch.device("meta"):
         model = Transformer(config)
     if quantize is not None and quantize != NATIVE:
         return rounded_bytes(model, dtype, "int8" if quantize == "fp8" else quantize)
-    if quantize == NATIVE and is_gguf(folder):
-        return gguf_bytes(folder, dtype)
-    files = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    is_packed = files and scheme_of(read_published_config(folder / CONFIG_FILE)) is not None
-    if quantize == NATIVE and is_packed:
+    if quantize == NATIVE and is_gguf(checkpoint.path):
+        return gguf_bytes(checkpoint.path, dtype)
+    files = sum(path.stat().st_size for path in checkpoint.path.glob("*.safetensors"))
+    if quantize == NATIVE and files and checkpoint.scheme is not None:
         return files
     return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
 

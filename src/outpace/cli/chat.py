@@ -347,12 +347,11 @@ class ChatSession:
 
     def load_method(self, words: str) -> Method:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
-        from outpace.checkpoints.fill import report_load_progress
-        from outpace.engine.pairing import further_models as models_of
+        from outpace.checkpoints.hub import report_load_progress
 
         is_auto = words == AUTO_METHOD
         method = self.llm.methods.select_method(words) if is_auto else parse_method_words(words)
-        models = dict.fromkeys(models_of(method, self.llm.path, self.llm.config).values())
+        models = dict.fromkeys(self.llm.methods.model_names(method).values())
         if new := [name for name in models if name not in self.llm.runners]:
             with (
                 show_spinner(f"loading {', '.join(new)}") as report,

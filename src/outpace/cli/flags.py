@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    from outpace.checkpoints.load import zoo_names
+    from outpace.checkpoints.hub import zoo_names
 
     return [name for name in zoo_names() if name.startswith(incomplete)]
 
@@ -283,7 +283,7 @@ class LoadFlags(FlagGroup):
         import torch
 
         from outpace.api.llm import LLM
-        from outpace.checkpoints.fill import report_load_progress
+        from outpace.checkpoints.hub import report_load_progress
 
         fetch_model(model)
         with (
@@ -299,12 +299,13 @@ class LoadFlags(FlagGroup):
 
     def check_methods(self, pairs: Iterable[tuple[str, MethodSpec | None]]) -> None:
         """Raise `ValueError` for a method that does not support its model, without loading it."""
-        from outpace.engine.pairing import check_fit
+        from outpace.engine.pairing import MethodSelector
 
         for model, method in pairs:
             fetch_model(model)
             sizes = {"max_length": self.max_length, "mask_id": self.mask_id}
-            check_fit(model, method, **sizes, adapter=self.adapter)
+            opened = MethodSelector.open(model, method, **sizes, adapter=self.adapter)
+            opened.open_models(opened.default)
 
     def open_models(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
         """Load each model once, and pair it with all of its methods; returns models by name."""

@@ -42,8 +42,7 @@ def list_local_models() -> Iterator[tuple[str, list[str], str]]:
     """Yield name, files of weights and place of each model on this machine, pulled ones first."""
     from huggingface_hub import constants
 
-    from outpace.checkpoints.hub import model_stores
-    from outpace.checkpoints.load import ZOO_FOLDER, zoo_names
+    from outpace.checkpoints.hub import ZOO_FOLDER, model_stores, zoo_names
     from outpace.checkpoints.name import HUB_CACHE_PREFIX, name_of
 
     shown = set()
@@ -60,7 +59,7 @@ def list_local_models() -> Iterator[tuple[str, list[str], str]]:
 
 def list_folder(folder: Path, name: str, place: str) -> Iterator[tuple[str, list[str], str]]:
     """Yield the model of a folder, if it has one."""
-    from outpace.checkpoints.load import CONFIG_FILE
+    from outpace.checkpoints.hub import CONFIG_FILE
 
     weights = sorted(map(str, folder.glob("*.safetensors")))
     if weights and (folder / CONFIG_FILE).is_file():
@@ -101,7 +100,7 @@ def list_formats() -> None:
 def is_loadable(name: str) -> bool:
     """Return whether a checkpoint is an embedded model, or listed by a family."""
     from outpace.checkpoints.families import FAMILIES
-    from outpace.checkpoints.load import zoo_names
+    from outpace.checkpoints.hub import zoo_names
 
     names = {each for family in FAMILIES.values() for each in family.checkpoints}
     return name in names or name in zoo_names()

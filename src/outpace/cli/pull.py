@@ -24,8 +24,7 @@ def pull(
     cache. Every command and the server take the same names, and download what is missing.
     """
     from outpace.checkpoints.drafts import best_local_draft
-    from outpace.checkpoints.hub import HubName
-    from outpace.checkpoints.load import resolve_checkpoint
+    from outpace.checkpoints.hub import HubName, resolve_checkpoint
 
     hub_name = HubName.parse(model)
     path = resolve_checkpoint(model) if hub_name is None else fetch_gguf(hub_name)

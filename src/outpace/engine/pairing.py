@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
+from outpace.checkpoints.adapter import Adapter, model_title
+from outpace.checkpoints.checkpoint import Checkpoint
 from outpace.checkpoints.drafts import AUTO_DRAFT, LocalDraft, best_local_draft, find_local_draft
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import head_name, load_config, target_config
+from outpace.checkpoints.name import head_name
 from outpace.decoding import DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Processor, Request, Target
 from outpace.decoding.processor import VocabularyLimit
 from outpace.decoding.target import plural_noun, singular_noun
@@ -150,75 +153,6 @@ def accepts_head(method: type[Method]) -> bool:
     return Kind.EAGLE in method.roles.get("draft", ())
 
 
-def further_models(
-    method: Method, target: str, config: ModelConfig | None = None
-) -> dict[str, str]:
-    """Return the model name of each further role; "auto" selects the draft of a target.
-
-    That is the head for multi-token prediction in its own checkpoint, if it has one by its
-    `config`, which is read from its files by default.
-
-    Raises:
-        ValueError: no draft for this target is on this machine.
-    """
-    models = {role: str(name) for role, name in method.model_names().items()}
-    if models.get("draft") == AUTO_DRAFT:
-        may_be_head = accepts_head(type(method))
-        if may_be_head and (config or load_config(target)).mtp_heads:
-            return {**models, "draft": head_name(target)}
-        kinds = {each: name for name, each in METHODS.items()}
-        name = kinds.get(type(method), type(method).__name__)
-        try:
-            models["draft"] = find_local_draft(target, name)
-        except OptionError as error:
-            if not may_be_head:
-                raise
-            raise OptionError(
-                "draft",
-                AUTO_DRAFT,
-                f"{error.reason}; there is no head for multi-token prediction (MTP)",
-            ) from error
-    return models
-
-
-def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, ModelConfig]:
-    """Return the configurations of the further models of a method, by name.
-
-    Raises:
-        ValueError: a model is missing, of another kind than the method needs, or a draft for
-            another target.
-    """
-    models = further_models(method, target, config)
-    configs = {role: role_config(role, name) for role, name in models.items()}
-    kinds = {role: (models[role], each.kind) for role, each in configs.items()}
-    check_kinds(type(method), {"target": (target, config.kind), **kinds})
-    option = method.tree_option
-    if config.delta is not None and option is not None and getattr(method, option) not in (None, 1):
-        raise OptionError(
-            "method",
-            type(method).__name__,
-            f"{method!r} verifies trees, but {target} has gated delta layers, which run chains "
-            f"only: set {option}=1",
-        )
-    for role, each in configs.items():
-        if each.kind in DRAFT_KINDS:
-            try:
-                fit_draft_config(each, config)
-            except ValueError as error:
-                raise OptionError(
-                    role, models[role], f"{models[role]} cannot draft for {target}: {error}"
-                ) from error
-    return {models[role]: each for role, each in configs.items()}
-
-
-def role_config(role: str, name: str) -> ModelConfig:
-    """Return the configuration of a model; errors name its role."""
-    try:
-        return load_config(name)
-    except OptionError as error:
-        raise error.with_param(role) from error
-
-
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:
     """Check that the models of a method have the kinds that it needs.
 
@@ -279,21 +213,53 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class MethodSelector:
-    """Selects the method of each request to a model.
+    """Selects the method of each request to a model, and opens the further models of methods."""
 
-    Args:
-        method: method of requests that set none; None and "auto" select that of the model.
-        target: name of the model.
-        config: its configuration.
+    checkpoint: Checkpoint
+    method: MethodSpec | None = None
+    """Method of requests that set none; None and "auto" select that of the model."""
+    max_length: int | None = None
+    mask_id: int | None = None
+    adapter: Adapter | None = None
+    opened: dict[str, Checkpoint] = field(default_factory=dict)
+    """Further models by name."""
 
-    Raises:
-        ValueError: the specification is invalid.
-    """
+    @classmethod
+    def open(
+        cls,
+        model: str | Path,
+        method: MethodSpec | None = None,
+        *,
+        max_length: int | None = None,
+        mask_id: int | None = None,
+        adapter: str | Path | None = None,
+    ) -> Self:
+        return cls(
+            checkpoint=Checkpoint(model),
+            method=method,
+            max_length=max_length,
+            mask_id=mask_id,
+            adapter=None if adapter is None else Adapter(adapter),
+        )
 
-    def __init__(self, method: MethodSpec | None, target: str, config: ModelConfig) -> None:
-        self.target, self.config = target, config
-        self.default = self.native if method is None else self.select_method(method)
+    @property
+    def name(self) -> str:
+        """Name of the model, followed by that of its adapter."""
+        adapter = None if self.adapter is None else self.adapter.name
+        return model_title(self.checkpoint.name, adapter)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """Configuration of the model, as it is loaded."""
+        return self.checkpoint.target_config(
+            max_length=self.max_length, mask_id=self.mask_id, adapter=self.adapter
+        )
+
+    @cached_property
+    def default(self) -> Method:
+        return self.native if self.method is None else self.select_method(self.method)
 
     def select_method(self, method: MethodSpec | None) -> Method:
         """Return the method of a request; "auto" is that of the model.
@@ -314,7 +280,7 @@ class MethodSelector:
     def draft(self) -> LocalDraft | None:
         """The best published draft of a causal model on this machine, looked for once."""
         is_causal = isinstance(family_method(self.config), Lookup)
-        return best_local_draft(self.target) if is_causal else None
+        return best_local_draft(self.name) if is_causal else None
 
     @cached_property
     def native(self) -> Method:
@@ -325,27 +291,73 @@ class MethodSelector:
         """
         if self.draft is None or not self.draft.is_default:
             return family_method(self.config)
-        LOG.info("%s", self.draft.describe(self.target))
+        LOG.info("%s", self.draft.describe(self.name))
         return make_method(METHODS[self.draft.method], {"draft": self.draft.place, "lookup": True})
+
+    def model_names(self, method: Method) -> dict[str, str]:
+        """Return the model name of each further role; "auto" selects the draft of the target.
+
+        That is the head for multi-token prediction in its checkpoint, if it has one.
+
+        Raises:
+            ValueError: no draft for this target is on this machine.
+        """
+        models = {role: str(name) for role, name in method.model_names().items()}
+        if models.get("draft") == AUTO_DRAFT:
+            may_be_head = accepts_head(type(method))
+            if may_be_head and self.checkpoint.config.mtp_heads:
+                return {**models, "draft": head_name(self.checkpoint.name)}
+            kinds = {each: name for name, each in METHODS.items()}
+            name = kinds.get(type(method), type(method).__name__)
+            try:
+                models["draft"] = find_local_draft(self.checkpoint.name, name)
+            except OptionError as error:
+                if not may_be_head:
+                    raise
+                raise OptionError(
+                    "draft",
+                    AUTO_DRAFT,
+                    f"{error.reason}; there is no head for multi-token prediction (MTP)",
+                ) from error
+        return models
+
+    def open_model(self, name: str, role: str = "model") -> Checkpoint:
+        """Return the checkpoint of a further model, which is opened once."""
+        if name not in self.opened:
+            is_head = name == head_name(self.checkpoint.name)
+            self.opened[name] = self.checkpoint.open_head() if is_head else Checkpoint(name, role)
+        return self.opened[name]
+
+    def open_models(self, method: Method) -> dict[str, Checkpoint]:
+        """Return the further models of a method by role; no weights are read.
+
+        Raises:
+            ValueError: a model is missing, of another kind than the method needs, or a draft for
+                another target.
+        """
+        target, config = self.checkpoint, self.config
+        models = {r: self.open_model(name, r) for r, name in self.model_names(method).items()}
+        kinds = {role: (str(each), each.config.kind) for role, each in models.items()}
+        check_kinds(type(method), {"target": (str(target), config.kind), **kinds})
+        tree = None if method.tree_option is None else getattr(method, method.tree_option)
+        if config.delta is not None and tree not in (None, 1):
+            raise OptionError(
+                "method",
+                type(method).__name__,
+                f"{method!r} verifies trees, but {target} has gated delta layers, which "
+                f"run chains only: set {method.tree_option}=1",
+            )
+        for role, each in models.items():
+            if each.config.kind in DRAFT_KINDS:
+                try:
+                    fit_draft_config(each.config, config)
+                except ValueError as error:
+                    raise OptionError(
+                        role, str(each), f"{each} cannot draft for {target}: {error}"
+                    ) from error
+        return models
 
 
 def family_method(config: ModelConfig) -> Method:
     """Return the default method of a model without a draft, that of its family."""
     return METHODS[FAMILIES[config.family].method]()
-
-
-def check_fit(
-    model: str | Path,
-    method: MethodSpec | None,
-    *,
-    max_length: int | None = None,
-    mask_id: int | None = None,
-    adapter: str | Path | None = None,
-) -> None:
-    """Check that a method can decode a model, before any model is loaded.
-
-    Raises:
-        ValueError: the method cannot decode the model.
-    """
-    config = target_config(model, max_length=max_length, mask_id=mask_id, adapter=adapter)
-    check_models(MethodSelector(method, str(model), config).default, str(model), config)

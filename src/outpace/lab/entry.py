@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from outpace.checkpoints.load import target_config
 from outpace.cli.options import format_method, format_value, parse_options, split_method_words
 from outpace.engine.pairing import MethodSelector
 from outpace.methods import Autoregressive, LeftToRight, Method
@@ -98,9 +97,11 @@ def parse_entries(text: str, adapter: str | None = None) -> list[MethodEntry]:
 
 
 def plain_and_default(model: str, adapter: str | None) -> list[MethodEntry]:
-    config = target_config(model, adapter=adapter)
-    plain = [kind() for kind in (Autoregressive, LeftToRight) if config.kind in kind.target_kinds]
-    methods = dict.fromkeys([*plain, MethodSelector(None, model, config).default])
+    opened = MethodSelector.open(model, adapter=adapter)
+    plain = [
+        kind() for kind in (Autoregressive, LeftToRight) if opened.config.kind in kind.target_kinds
+    ]
+    methods = dict.fromkeys([*plain, opened.default])
     if len(methods) != 2:
         raise ValueError(
             f"{model!r} has no default method to compare with one token per forward: "

@@ -82,7 +82,7 @@ def log_address(host: str, port: int) -> None:
 
 @contextmanager
 def log_loading(name: str, place: str) -> Iterator[None]:
-    from outpace.checkpoints.fill import report_load_progress  # imports PyTorch
+    from outpace.checkpoints.hub import report_load_progress  # takes long to import
 
     LOG.info("loading %s", name if name == place else f"{name} ({place})")
     last = time.monotonic()

@@ -16,12 +16,13 @@ from outpace.api.engine_loop import LazyModel
 from outpace.api.llm import LLM
 from outpace.api.loading import resolve_types
 from outpace.api.text import TextCodec
-from outpace.checkpoints.adapter import model_title
-from outpace.checkpoints.load import load_adapter, load_tokenizer, resolve_checkpoint
+from outpace.checkpoints.adapter import Adapter, model_title
+from outpace.checkpoints.checkpoint import Checkpoint
+from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
 from outpace.engine.cache import PAGE_SIZE, cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
-from outpace.engine.pairing import MethodSelector, check_models, family_method
+from outpace.engine.pairing import family_method
 from outpace.errors import OptionError, prefix_error
 from outpace.field_types import check_value
 from outpace.methods import AUTO_METHOD
@@ -69,10 +70,9 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
         entry.tensor_parallel,
     )
     quantize = default_quantize(entry.quantize, entry.dtype, device, entry.tensor_parallel)
-    if entry.adapter is not None:
-        load_adapter(entry.adapter)
-    for folder in (entry.adapters or {}).values():
-        load_adapter(folder)
+    for folder in (entry.adapter, *(entry.adapters or {}).values()):
+        if folder is not None:
+            Adapter(folder).read_updates()
     paths = {entry.path, *entry.further_models().values()}
     is_measured = entry.cache_gib is None and device.type == "cuda"  # half of what is free then
     if device.type == "cuda" and device.index is None:
@@ -234,8 +234,9 @@ def use_default_draft(name: str, entry: Entry) -> Entry:
     if entry.method not in (None, AUTO_METHOD) or entry.methods or entry.options:
         return entry
     with name_errors(name):
-        selector = MethodSelector(None, entry.path, entry.read_model_config())
-    if (draft := selector.draft) is None:
+        selector = entry.open_model()
+        draft = selector.draft
+    if draft is None:
         return entry
     LOG.info("%s", draft.describe(name))
     return entry.with_method(selector.native) if draft.is_default else entry
@@ -267,7 +268,9 @@ def describe_model(name: str, entry: Entry) -> ModelInfo:
 def load_text(name: str, entry: Entry) -> TextCodec:
     """Return the tokenizer of a model, which tokenizes prompts in the server."""
     with name_errors(name):
-        return TextCodec(model_title(entry.path, entry.adapter), load_tokenizer(entry.path))
+        return TextCodec(
+            model_title(entry.path, entry.adapter), Checkpoint(entry.path).load_tokenizer()
+        )
 
 
 @contextmanager
@@ -292,7 +295,8 @@ def default_method_name(config: ModelConfig, entry: Entry) -> str:
 
 def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     """Return the default method's name and all available methods; loads no weights."""
-    config = entry.read_model_config()
+    opened = entry.open_model()
+    config = opened.config
     default = default_method_name(config, entry)
     methods = {each.name: each for each in method_choices(config, entry, default)}
     option_names = {name for each in methods.values() for name in each.options}
@@ -304,5 +308,5 @@ def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
         raise OptionError("method", default, f"must be one of {', '.join(methods)}")
     for choice in methods.values():
         for _, method in method_variants(choice):
-            check_models(method, entry.path, config)
+            opened.open_models(method)
     return default, methods

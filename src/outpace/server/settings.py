@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
-from outpace.checkpoints.load import head_name, target_config
-from outpace.checkpoints.name import distinct_name, name_of
-from outpace.engine.pairing import accepts_head
-from outpace.engine.pairing import further_models as models_of
+from outpace.checkpoints.name import distinct_name, head_name, name_of
+from outpace.engine.pairing import MethodSelector, accepts_head
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
 from outpace.methods.options import method_name
@@ -114,10 +112,14 @@ class Entry(EntryOptions):
     further: Mapping[str, ModelPath] = {}
     limits: Mapping[str, OptionLimit] = {}
 
+    def open_model(self) -> MethodSelector:
+        return MethodSelector.open(
+            self.path, max_length=self.max_length, mask_id=self.mask_id, adapter=self.adapter
+        )
+
     def read_model_config(self) -> ModelConfig:
         """Return the model's configuration with the operator's changes."""
-        sizes = {"max_length": self.max_length, "mask_id": self.mask_id}
-        return target_config(self.path, **sizes, adapter=self.adapter)
+        return self.open_model().config
 
     def further_models(self) -> dict[str, str]:
         """Return the paths of further models by public name.
@@ -134,7 +136,8 @@ class Entry(EntryOptions):
 
     def with_method(self, method: Method) -> Entry:
         """Return the entry with a default method and the models that it names."""
-        roles = {role: resolve_path(name) for role, name in models_of(method, self.path).items()}
+        names = self.open_model().model_names(method)
+        roles = {role: resolve_path(name) for role, name in names.items()}
         named = name_role_models(roles, self.further)
         options = {f.name: getattr(method, f.name) for f in fields(method)} | named
         # The method's own models come first: they are the defaults of its roles.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outpace.checkpoints.load import load_config, resolve_checkpoint
+from outpace.checkpoints.hub import resolve_checkpoint
+from outpace.checkpoints.load import load_config
 from outpace.jsonl import read_lines
 from outpace.models.config import ModelConfig
 from outpace.models.device import computes_bfloat16, resolve_device

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outpace.checkpoints.adapter import LowRank
+from outpace.checkpoints.adapter import Adapter, LowRank
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
-from outpace.checkpoints.load import load_adapter
 from outpace.field_types import Bounds, PositiveFloat, check_fields
 from outpace.models.transformer import Stack
 
@@ -128,7 +127,7 @@ def attach_adapter(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
 @torch.no_grad()
 def restore_updates(model: Stack, init: str) -> None:
     """Set a model's updates to those of the adapter `init`; `ValueError` if they do not fit."""
-    known = load_adapter(init)
+    known = Adapter(init)
     own = {u.published: u for u in model.modules() if isinstance(u, LowRankUpdate)}
     if other := sorted(own.keys() ^ known.updates.keys()):
         raise ValueError(

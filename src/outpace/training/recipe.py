@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from outpace.checkpoints.load import resolve_checkpoint
+from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.field_types import check_names, read_section
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft

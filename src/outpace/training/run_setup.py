@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from outpace.checkpoints.load import load_tokenizer
+from outpace.checkpoints.checkpoint import load_tokenizer
 from outpace.field_types import check_names, check_values
 from outpace.models.transformer import Stack, Transformer
 from outpace.tokenizer import Tokenizer

@@ -18,13 +18,8 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import (
-    load_config,
-    load_model,
-    save_model,
-    tokenizer_folder,
-    write_tokenizer,
-)
+from outpace.checkpoints.checkpoint import Checkpoint, write_tokenizer
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report, trackers, weights
@@ -168,7 +163,7 @@ class Trainer:
         self.loop, self.optim = apply_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("tokenizer is required for a model in memory; give its folder")
-        self.tokenizer = tokenizer_folder(str(model) if tokenizer is None else tokenizer)
+        self.tokenizer = Checkpoint(str(model) if tokenizer is None else tokenizer).tokenizer_folder
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model, plain=True) if isinstance(model, str) else model
         others = check_reference_models(objective, self.model, others or {})

@@ -9,15 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.checkpoints.checkpoint import family_of, translate_config
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import (
-    family_of,
-    load_config,
-    load_draft,
-    load_model,
-    resolve_checkpoint,
-    translate_config,
-)
+from outpace.checkpoints.hub import resolve_checkpoint
+from outpace.checkpoints.load import load_config, load_draft, load_model
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.attention import Attention, rotate_heads
 from outpace.models.config import ModelConfig

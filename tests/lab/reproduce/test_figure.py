@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outpace.checkpoints.load import zoo_names
+from outpace.checkpoints.hub import zoo_names
 from outpace.lab.protocol import find_setting
 from outpace.lab.reproduce import figure
 from outpace.lab.reproduce.figure import (

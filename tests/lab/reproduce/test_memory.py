@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.checkpoints.load import translate_config
+from outpace.checkpoints.checkpoint import translate_config
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.lab.reproduce.figure import PAPERS, figures, find
 from outpace.lab.reproduce.memory import billions_of, fit_entries, gib_of

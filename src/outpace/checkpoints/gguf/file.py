@@ -400,10 +400,6 @@ def import_gguf() -> ModuleType:
     return module
 
 
-def is_gguf(path: Path) -> bool:
-    return path.suffix == GGUF_SUFFIX and not path.is_dir()
-
-
 def open_gguf(path: Path) -> GGUFFile:
     """Open a GGUF file, or all parts of the file that any of them belongs to.
 
