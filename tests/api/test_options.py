@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outpace import LLM, OptionError
-from outpace.api.llm import build_processors
+from outpace.api.answer_plan import build_processors
 from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
     APD,

@@ -28,7 +28,7 @@ from outpace.api.engine_client import (
     RemoveCommand,
     SubmitCommand,
 )
-from outpace.api.llm import LLM, prepare_answer
+from outpace.api.llm import LLM
 from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
@@ -437,7 +437,7 @@ class EngineLoop:
         if (model := self.models.get(submit.model)) is None:
             return  # the model was removed, and its requests have ended
         request = submit.prompt, submit.format, submit.options
-        prepare = partial(prepare_answer, model.llm, *request, limit=submit.limit, fits=submit.fits)
+        prepare = partial(model.llm.prepare_answer, *request, limit=submit.limit, fits=submit.fits)
         try:
             answer = prepare(wait=False) if future is None else future.result()
             answer.number, answer.notify_always = submit.number, submit.watched

@@ -9,10 +9,14 @@ from typing import NamedTuple
 
 from outpace.api.codec import validate_text
 from outpace.api.detokenizer import Detokenizer
+from outpace.api.options import RequestOptions, option_names
 from outpace.api.text import TextCodec
 from outpace.constraint.cloze import Hole, InfillConstraint, InfillParts, check_template
 from outpace.constraint.compiler import Compiler
-from outpace.errors import OptionError
+from outpace.decoding import CAUSAL_KINDS
+from outpace.engine.pairing import Plan
+from outpace.errors import ContextError, OptionError
+from outpace.methods import METHODS, Method
 
 HOLE_PATTERN = re.compile(r"\{\{(\.\.)?([0-9]{1,9})(?::((?:[^{}]|\{[^{}]*\})*))?\}\}")
 """`{{8}}` or `{{..8}}`, either with a regular expression after a colon."""
@@ -117,11 +121,26 @@ class InfillLayout:
         text: TextCodec,
         prompt: list[int],
         suffix: Sequence[int],
-        size: int,
+        plan: Plan,
         ends: frozenset[int],
     ) -> InfillLayout:
-        """Lay out an answer of up to `size` tokens between a prompt and a suffix."""
-        hole, begin = Hole(up_to=size), len(prompt)
+        """Lay out an answer of up to `plan.max_tokens` tokens between a prompt and a suffix.
+
+        Raises:
+            OptionError: If no text precedes the answer.
+            ContextError: If answer and suffix do not fit.
+        """
+        if not prompt:
+            raise OptionError("prompt", None, "must not be empty: give at least one token")
+        size, begin = plan.max_tokens, len(prompt)
+        if size > plan.room:
+            raise ContextError(
+                "max_tokens",
+                size,
+                f"{max(plan.room, 0)} tokens fit between a prompt of {begin} and a suffix of "
+                f"{len(suffix)} tokens, got {size}",
+            )
+        hole = Hole(up_to=size)
         return cls(
             text=text,
             parts=[hole],
@@ -174,6 +193,33 @@ class InfillLayout:
                 place += len(part[1])
             kept += places
         return FilledTemplate("".join(pieces), tuple(filled), kept, len(self.given) + self.lead)
+
+
+def check_can_infill(method: Method) -> None:
+    """Raise `OptionError` if a method cannot condition on text after a hole."""
+    if not method.sees_ahead:
+        able = (kind.__name__ for kind in METHODS.values() if kind.target_kinds != CAUSAL_KINDS)
+        raise OptionError(
+            "method",
+            method,
+            f"{method!r} cannot condition on text after a hole, so it cannot infill; use one of "
+            f"these, unverified: {', '.join(able)}",
+        )
+
+
+def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> None:
+    """Raise `OptionError` for a suffix, or an option beside it, that the model does not support."""
+    if text.middle_tokens is not None:
+        return
+    if not method.sees_ahead:
+        raise OptionError(
+            "suffix",
+            options.suffix,
+            f"{text.name} has no tokens to fill in the middle, and {method!r} cannot condition on "
+            "text after the answer; omit suffix",
+        )
+    names = ["stop_ids", "ignore_eos", "min_tokens", *option_names("rule")]
+    options.check_absent(names, "suffix")
 
 
 def parse_template(text: str) -> list[str | Hole]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -10,34 +10,22 @@ from typing import Any, Unpack, overload
 from weakref import finalize
 
 import torch
-from numpy import ndarray
-from torch import Tensor
 
-from outpace.api.detokenizer import Detokenizer
+from outpace.api.answer_plan import AnswerPlan, check_supported
 from outpace.api.driver import Driver
 from outpace.api.infill import InfillLayout
 from outpace.api.loading import LoadOptions, resolve_types
-from outpace.api.options import (
-    REQUEST_OPTIONS,
-    Options,
-    RequestOptions,
-    document_options,
-    offset_seed,
-    option_info,
-    option_names,
-)
+from outpace.api.options import Options, RequestOptions, document_options, offset_seed
 from outpace.api.output import Output
 from outpace.api.parts import AnswerFormat
 from outpace.api.pending_answer import PendingAnswer, Stream
-from outpace.api.text import Prompt, TextCodec, encode_inner, list_prompts
+from outpace.api.text import Prompt, TextCodec, list_prompts
 from outpace.checkpoints.adapter_fit import load_adapters
 from outpace.checkpoints.checkpoint import Checkpoint
 from outpace.checkpoints.load import WeightFormat, build_draft, build_model
 from outpace.constraint.cloze import InfillParts
-from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
-from outpace.constraint.thoughts import ThoughtFormat
-from outpace.decoding import CAUSAL_KINDS, DRAFT_KINDS, Constraint, Kind, Processor, Request
-from outpace.decoding.processor import MinTokens, Penalties, TokenBias
+from outpace.constraint.compiler import Compiler, NotCompiledError
+from outpace.decoding import DRAFT_KINDS, Request
 from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.controllers import PassTimes
@@ -47,211 +35,14 @@ from outpace.engine.pairing import ASSUMED_CONCURRENCY, MethodSelector, Pairing
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
-from outpace.errors import ContextError, OptionError
+from outpace.errors import OptionError
 from outpace.field_types import check_value, is_whole_number
 from outpace.measurements import MeasurementFile
-from outpace.methods import METHODS, Method
+from outpace.methods import Method
 from outpace.methods.options import MethodSpec
 from outpace.models.adapted import ModelUpdates
 from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack, Transformer
-
-
-def resolve_stop_ids(
-    llm: LLM, options: RequestOptions, vocab: int
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the end-of-sequence ids of an answer, and the ids that end it at any position.
-
-    A constrained answer must be able to end. If the model has no end-of-sequence, the stop ids
-    replace it.
-
-    Raises:
-        OptionError: For an invalid token id, or one that could cut off a constrained answer.
-    """
-    eos = answer_ends(llm, options)
-    listed: Any = options.stop_ids
-    if isinstance(listed, ndarray | Tensor):
-        listed = listed.tolist()
-    tokens = list(listed) if isinstance(listed, Sequence | Set) else [listed]
-    check_token_ids("stop_ids", tokens, vocab)
-    stops = frozenset(map(int, tokens))
-    if options.rule is None:
-        return frozenset() if options.ignore_eos else eos, stops
-    if not eos:
-        return stops, frozenset()
-    if conflicts := sorted(stops - eos - llm.text.silent_ids):
-        raise OptionError(
-            "stop_ids",
-            conflicts[0],
-            f"cannot be combined with {options.rule[0]} here: the answer may hold token "
-            f"{conflicts[0]}; use special tokens only, or omit one of the two options",
-        )
-    return eos, stops
-
-
-def build_processors(
-    options: RequestOptions, method: Method, begin: int, ends: frozenset[int], vocab: int
-) -> Iterator[Processor]:
-    """Yield the logits processors of an answer.
-
-    Args:
-        options: Options of the request.
-        method: Decoding method of the request.
-        begin: First slot of the answer.
-        ends: End-of-sequence ids.
-        vocab: Size of the vocabulary.
-
-    Raises:
-        OptionError: For options that the method does not support, and for invalid token ids.
-    """
-    penalties = Penalties(
-        begin=begin,
-        presence=options.presence_penalty,
-        frequency=options.frequency_penalty,
-        repetition=options.repetition_penalty,
-    )
-    if penalties != Penalties(begin=begin):
-        check_sequential(options, method)
-        yield penalties
-    if options.logit_bias:
-        check_token_ids("logit_bias", list(options.logit_bias), vocab)
-        yield TokenBias({int(token): float(bias) for token, bias in options.logit_bias.items()})
-    if options.min_tokens and ends:
-        yield MinTokens(ends, begin + options.min_tokens)
-
-
-def build_constraint(
-    llm: LLM, options: RequestOptions, answer: PendingAnswer, wait: bool
-) -> Constraint | None:
-    """Return the constraint on an answer, or None if it is unconstrained.
-
-    The length is checked first, because a compilation may take seconds.
-
-    Raises:
-        OptionError: If no answer satisfies the constraint, or the prompt is too long.
-        Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
-    """
-    pairing, sequential = answer.pairing, answer.method.is_sequential
-    if answer.layout is not None:
-        return answer.layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
-    pairing.check_room(answer.method, answer)
-    most, rule, thoughts = options.max_reasoning_tokens, options.rule, answer.format.thoughts
-    if most is not None and thoughts is not None:
-        rule = rule or FREE_RULE
-    if rule is None:
-        return None
-    if rule[0] == "grammar" and most is None and thoughts is not None and thoughts.begin:
-        thoughts = None  # a grammar cannot follow thoughts, which the prompt does not require
-    return llm.compiler.build_constraint(
-        rule,
-        sequential=sequential,
-        begin=len(answer.prompt),
-        limit=answer.limit,
-        size=pairing.vocab,
-        ends=answer.eos | answer.stop_ids,
-        mask_id=pairing.target.mask_id,
-        wait=wait,
-        thoughts=thoughts,
-        max_thoughts=most,
-        calls=answer.format.calls,
-    )
-
-
-def check_reasoning_limit(options: RequestOptions, text: TextCodec) -> None:
-    """Raise `OptionError` for a limit of thoughts if the model's answers have none."""
-    if options.max_reasoning_tokens is not None and text.thought_format is None:
-        raise OptionError(
-            "max_reasoning_tokens",
-            options.max_reasoning_tokens,
-            f"needs a chat template with thoughts, unlike that of {text.name}: omit it",
-        )
-
-
-def check_prompt_logprobs(options: RequestOptions, name: str, kind: Kind) -> None:
-    """Raise `OptionError` for log-probabilities of the prompt if the model is not causal."""
-    if options.prompt_logprobs is not None and kind not in CAUSAL_KINDS:
-        raise OptionError(
-            "prompt_logprobs",
-            options.prompt_logprobs,
-            f"needs a causal model, and {name} is a {kind.value}: omit it",
-        )
-
-
-def encode_choices(
-    llm: LLM, options: RequestOptions, thoughts: ThoughtFormat | None, max_tokens: int
-) -> dict[str, list[int]]:
-    """Return the tokens of each choice whose log-probability is wanted.
-
-    Raises:
-        OptionError: If the model does not predict it after the prompt, or a choice does not fit.
-    """
-    codec = llm.text.codec
-    if options.choices is None or not options.logprobs or codec is None:
-        return {}
-    problem = None
-    if llm.config.kind not in CAUSAL_KINDS:
-        problem = f"need a causal model, but {llm.name} is a {llm.config.kind.value}"
-    elif thoughts is not None and not thoughts.begin:
-        problem = "cannot follow a prompt that begins thoughts; turn them off"
-    if problem is not None:
-        raise OptionError(
-            "logprobs",
-            options.logprobs,
-            f"log-probabilities of choices {problem}, or omit logprobs",
-        )
-    choices = {text: encode_inner(codec, text) for text in options.choices}
-    if (longest := max(map(len, choices.values()))) > max_tokens:
-        raise OptionError(
-            "max_tokens", max_tokens, f"a choice has {longest} tokens, got {max_tokens}; raise it"
-        )
-    return choices
-
-
-def check_can_infill(method: Method) -> None:
-    """Raise `OptionError` if a method cannot condition on text after a hole."""
-    if not method.sees_ahead:
-        able = (kind.__name__ for kind in METHODS.values() if kind.target_kinds != CAUSAL_KINDS)
-        raise OptionError(
-            "method",
-            method,
-            f"{method!r} cannot condition on text after a hole, so it cannot infill; use one of "
-            f"these, unverified: {', '.join(able)}",
-        )
-
-
-def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> None:
-    """Raise `OptionError` for a suffix, or an option beside it, that the model does not support."""
-    if text.middle_tokens is not None:
-        return
-    if not method.sees_ahead:
-        raise OptionError(
-            "suffix",
-            options.suffix,
-            f"{text.name} has no tokens to fill in the middle, and {method!r} cannot condition on "
-            "text after the answer; omit suffix",
-        )
-    names = ["stop_ids", "ignore_eos", "min_tokens", *option_names("rule")]
-    options.check_absent(names, "suffix")
-
-
-def check_sequential(options: RequestOptions, method: Method) -> None:
-    """Raise `OptionError` for penalties with a method that fills mask positions in any order."""
-    if not method.is_sequential:
-        ordered = (each for each in REQUEST_OPTIONS.values() if option_info(each).sequential)
-        name = next(o.name for o in ordered if getattr(options, o.name) != o.default)
-        raise OptionError(
-            name,
-            getattr(options, name),
-            f"needs a method that commits tokens from left to right, but {method!r} fills mask "
-            "positions in any order",
-        )
-
-
-def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
-    """Raise `OptionError` for an invalid token id."""
-    for token in tokens:
-        if not (is_whole_number(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
-            raise OptionError(name, token, f"must hold token ids from 0 to {vocab - 1}")
 
 
 class LLM:
@@ -448,7 +239,73 @@ class LLM:
         """
         checked = RequestOptions.of(options)
         ids, form = self.text.encode_request(prompt, checked)
-        return prepare_answer(self, ids, form, checked, streams=streams, requests=requests)
+        return self.prepare_answer(ids, form, checked, streams=streams, requests=requests)
+
+    def prepare_answer(
+        self,
+        ids: list[int],
+        form: AnswerFormat,
+        options: RequestOptions,
+        *,
+        streams: bool = False,
+        wait: bool = True,
+        requests: int = ASSUMED_CONCURRENCY,
+        limit: int | None = None,
+        fits: bool = False,
+    ) -> PendingAnswer:
+        """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`.
+
+        Args:
+            ids: Token ids of the prompt.
+            form: Format of the answer.
+            options: Checked options.
+            streams: Whether to collect pieces of text.
+            wait: Whether to wait for models and constraints that are not ready.
+            requests: Number of requests that share the cache.
+            limit: Maximum number of tokens of an answer without `max_tokens`.
+            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
+        """
+        text, method = self.text, self.methods.select_method(options.method)
+        check_supported(options, text, self.config.kind, method)
+        layout, suffix = None, None
+        if options.cloze is not None:
+            layout = InfillLayout.of(options.cloze, text, ids, self.eos)
+        elif options.suffix is not None and text.middle_tokens is None:
+            suffix = text.encode_plain(options.suffix)
+        prompt = ids if layout is None else layout.prompt
+        pairing = self.pair(method, options.adapter, wait=wait)
+        room = pairing.plan(
+            method,
+            len(prompt) + len(suffix or ()),
+            max_tokens=options.max_tokens,
+            min_tokens=options.min_tokens,
+            requests=min(requests, self.engine.max_sequences),
+            limit=limit,
+            fits=fits,
+        )
+        if suffix is not None:
+            layout = InfillLayout.before_suffix(text, prompt, suffix, room, self.eos)
+        plan = AnswerPlan(
+            options=options,
+            text=text,
+            eos=self.eos,
+            pairing=pairing,
+            method=room.method,
+            prompt=prompt,
+            max_tokens=room.max_tokens if layout is None else layout.size,
+            format=form,
+            layout=layout,
+        )
+        usual = self.methods.default_sampling(plan.method)
+        answer = plan.build_answer(self.compiler, usual, streams=streams, wait=wait)
+
+        def on_tokens(_: Request) -> None:
+            if answer.decode_tokens():
+                self.engine.cancel(answer)
+
+        answer.listener = on_tokens if streams or answer.detokenizer.may_stop else None
+        self.engine.prepare_job(answer)
+        return answer
 
     def submit(
         self,
@@ -486,7 +343,26 @@ class LLM:
         """
         check_batch(batch)
         batch = len(requests := list(requests)) if batch is None else batch
-        return answer_requests(self, requests, max(int(batch), 1))
+        return self.answer_requests(requests, max(int(batch), 1))
+
+    def answer_requests(
+        self, requests: Iterable[tuple[Prompt | None, Options]], batch: int
+    ) -> Iterator[tuple[int, Output]]:
+        waiting: dict[int, PendingAnswer] = {}
+        numbered = enumerate(requests)
+        try:
+            while True:
+                while len(waiting) < batch and (entry := next(numbered, None)):
+                    number, (prompt, options) = entry
+                    waiting[number] = self.submit(prompt, requests=batch, **options)
+                if not waiting:
+                    return
+                self.driver.step()
+                for number in [number for number, answer in waiting.items() if answer.is_finished]:
+                    yield number, waiting.pop(number).build_output()
+        finally:
+            for answer in waiting.values():
+                self.driver.cancel(answer)
 
     @overload
     def generate(
@@ -574,137 +450,6 @@ MAX_ANSWERS = 2**16
 """Maximum number of answers per prompt."""
 
 
-def prepare_answer(
-    llm: LLM,
-    ids: list[int],
-    form: AnswerFormat,
-    options: RequestOptions,
-    *,
-    streams: bool = False,
-    wait: bool = True,
-    requests: int = ASSUMED_CONCURRENCY,
-    limit: int | None = None,
-    fits: bool = False,
-) -> PendingAnswer:
-    """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`."""
-    check_reasoning_limit(options, llm.text)
-    check_prompt_logprobs(options, llm.name, llm.config.kind)
-    method = llm.methods.select_method(options.method)
-    layout = lay_out_template(llm, ids, options, method)
-    ids = ids if layout is None else layout.prompt
-    pairing = llm.pair(method, options.adapter, wait=wait)
-    method = method.fit_target(pairing.target)
-    choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit, fits)
-    if options.suffix is not None and llm.text.middle_tokens is None:
-        layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
-    max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
-    padding = frozenset[int]() if layout is None else layout.ends
-    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
-    ends, stop_ids = resolve_stop_ids(llm, options, pairing.vocab)
-    processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
-    if layout is None:
-        stop_ids |= detokenizer.stop_tokens.keys()
-    answer = PendingAnswer(
-        method=method,
-        pairing=pairing,
-        detokenizer=detokenizer,
-        layout=layout,
-        streams=streams,
-        prompt=ids,
-        max_tokens=max_tokens,
-        sampling=options.build_sampling(llm.methods.default_sampling(method)),
-        eos=ends if layout is None else frozenset(),
-        stop_ids=stop_ids,
-        min_tokens=int(options.min_tokens),
-        logprobs=options.logprobs,
-        top_logprobs=int(options.top_logprobs),
-        prompt_logprobs=options.prompt_logprobs,
-        choices=encode_choices(llm, options, form.thoughts, max_tokens),
-        processors=tuple(processors),
-        fixed_tokens={} if layout is None else layout.given,
-        is_infill=layout is not None,
-    )
-
-    def on_tokens(_: Request) -> None:
-        if answer.decode_tokens():
-            llm.engine.cancel(answer)
-
-    answer.listener = on_tokens if streams or detokenizer.may_stop else None
-    constraint = build_constraint(llm, options, answer, wait)
-    if constraint is not None:
-        answer.constraint = constraint
-        answer.processors += (constraint,)
-    llm.engine.prepare_job(answer)
-    return answer
-
-
-def lay_out_template(
-    llm: LLM, prompt: list[int], options: RequestOptions, method: Method
-) -> InfillLayout | None:
-    """Return the layout of an infill template, or None; the method must support it or a suffix."""
-    if options.suffix is not None:
-        check_suffix(options, method, llm.text)
-    if options.cloze is None:
-        return None
-    check_can_infill(method)
-    return InfillLayout.of(options.cloze, llm.text, prompt, llm.eos)
-
-
-def max_tokens_chooser(
-    llm: LLM,
-    options: RequestOptions,
-    method: Method,
-    pairing: Pairing,
-    requests: int,
-    limit: int | None,
-    fits: bool,
-) -> Callable[[int], int]:
-    """Return a function from the length of a prompt to the maximum number of tokens after it."""
-    share, least = min(requests, llm.engine.max_sequences), options.min_tokens
-
-    def choose(length: int) -> int:
-        if options.max_tokens is not None:
-            room = max(pairing.free_tokens(method, length), 1) if fits else options.max_tokens
-            return int(min(options.max_tokens, room))
-        return pairing.default_max_tokens(method, length, share, least, limit)
-
-    return choose
-
-
-def answer_ends(llm: LLM, options: RequestOptions) -> frozenset[int]:
-    """Return the end-of-sequence ids, with those that end an answer before a suffix."""
-    middle = None if options.suffix is None else llm.text.middle_tokens
-    return llm.eos if middle is None else llm.eos | middle.ends
-
-
-def lay_out_suffix(
-    llm: LLM,
-    suffix: str,
-    method: Method,
-    pairing: Pairing,
-    prompt: list[int],
-    choose_max_tokens: Callable[[int], int],
-) -> InfillLayout:
-    """Return the layout of an answer between a prompt and a suffix, which is infilled.
-
-    Raises:
-        OptionError: If no text precedes the answer.
-        ContextError: If answer and suffix do not fit.
-    """
-    after = llm.text.encode_plain(suffix)
-    if not prompt:
-        raise OptionError("prompt", prompt, "must not be empty: give at least one token")
-    size = choose_max_tokens(len(prompt) + len(after))
-    room = pairing.free_tokens(method, len(prompt) + len(after))
-    if size > room:
-        raise ContextError(
-            "max_tokens",
-            size,
-            f"must be at most {max(room, 0)} between {len(prompt)} tokens and {len(after)}",
-        )
-    return InfillLayout.before_suffix(llm.text, prompt, after, size, llm.eos)
-
-
 def answer_variants(options: Options, n: int | None) -> list[Options]:
     """Return the options of `n` answers to a prompt, which have consecutive seeds."""
     if n is None:
@@ -717,25 +462,5 @@ def answer_variants(options: Options, n: int | None) -> list[Options]:
 def check_batch(batch: int | None) -> None:
     """Raise `OptionError` for a batch that is not a positive integer or None."""
     if not (batch is None or is_whole_number(batch) and batch >= 1):
-        raise OptionError("batch", batch, "must be an integer of at least 1")
-
-
-def answer_requests(
-    llm: LLM, requests: Iterable[tuple[Prompt | None, Options]], batch: int
-) -> Iterator[tuple[int, Output]]:
-    """Submit requests, `batch` at a time, and drive the engine until all are answered."""
-    waiting: dict[int, PendingAnswer] = {}
-    numbered = enumerate(requests)
-    try:
-        while True:
-            while len(waiting) < batch and (entry := next(numbered, None)):
-                number, (prompt, options) = entry
-                waiting[number] = llm.submit(prompt, requests=batch, **options)
-            if not waiting:
-                return
-            llm.driver.step()
-            for number in [number for number, answer in waiting.items() if answer.is_finished]:
-                yield number, waiting.pop(number).build_output()
-    finally:
-        for answer in waiting.values():
-            llm.driver.cancel(answer)
+        message = f"batch must be an integer of at least 1, got {batch!r}"
+        raise OptionError("batch", batch, message)

@@ -33,6 +33,17 @@ ASSUMED_CONCURRENCY = 16
 """Requests that share a cache where their number is unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the models of a pairing answer a request."""
+
+    method: Method
+    """The method, fitted to its target."""
+    room: int
+    """Number of tokens that fit after the prompt."""
+    max_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairing:
     """The models of a method by role, and their common properties.
@@ -68,32 +79,38 @@ class Pairing:
             adapter=adapter,
         )
 
-    def default_max_tokens(
+    def plan(
         self,
         method: Method,
         prompt: int,
+        *,
+        max_tokens: int | None,
+        min_tokens: int,
         requests: int,
-        min_tokens: int = 0,
         limit: int | None = None,
-    ) -> int:
-        """Return the `max_tokens` of a request that sets none, after `prompt` tokens.
+        fits: bool = False,
+    ) -> Plan:
+        """Return how these models answer a prompt of `prompt` tokens.
 
-        It is the rest of the context, at most an equal share of the cache for each of `requests`,
-        so that all of them run together. It is not below `DEFAULT_CANVAS_TOKENS` where that much
-        fits. The canvas of a diffusion model is part of its input, and so is fixed:
-        `DEFAULT_CANVAS_TOKENS`, or what fits. The result is never above `limit`, nor below
-        `min_tokens`.
+        Without `max_tokens`, it is the rest of the context, at most an equal share of the cache for
+        each of `requests`, so that all of them run together. It is not below
+        `DEFAULT_CANVAS_TOKENS` where that much fits. The canvas of a diffusion model is part of its
+        input, and so is fixed: `DEFAULT_CANVAS_TOKENS`, or what fits. This default is never above
+        `limit`, nor below `min_tokens`. With `fits`, a given `max_tokens` is reduced to the room.
         """
-        room = self.free_tokens(method, prompt)
+        method = method.fit_target(self.target)
+        room = most = self.free_tokens(method, prompt)
+        if max_tokens is not None:
+            return Plan(method, room, int(min(max_tokens, max(room, 1)) if fits else max_tokens))
         own = method.slots_needed(prompt, 0)
         for runner in self.runners.values():
             share = runner.cache.num_pages // requests * PAGE_SIZE - own
-            room = min(room, max(share, DEFAULT_CANVAS_TOKENS))
+            most = min(most, max(share, DEFAULT_CANVAS_TOKENS))
         if self.runners["target"].config.kind is Kind.DIFFUSION:
-            room = min(room, DEFAULT_CANVAS_TOKENS)
+            most = min(most, DEFAULT_CANVAS_TOKENS)
         if limit is not None:
-            room = min(room, limit)
-        return max(room, int(min_tokens), 1)
+            most = min(most, limit)
+        return Plan(method, room, max(most, int(min_tokens), 1))
 
     def free_tokens(self, method: Method, prompt: int) -> int:
         """Return how many tokens fit after a prompt in the context and cache of every model."""
