@@ -131,14 +131,13 @@ class InfillLayout:
             ContextError: If answer and suffix do not fit.
         """
         if not prompt:
-            raise OptionError("prompt", None, "must not be empty: give at least one token")
+            raise OptionError("prompt", prompt, "must not be empty: give at least one token")
         size, begin = plan.max_tokens, len(prompt)
         if size > plan.room:
             raise ContextError(
                 "max_tokens",
                 size,
-                f"{max(plan.room, 0)} tokens fit between a prompt of {begin} and a suffix of "
-                f"{len(suffix)} tokens, got {size}",
+                f"must be at most {max(plan.room, 0)} between {begin} tokens and {len(suffix)}",
             )
         hole = Hole(up_to=size)
         return cls(

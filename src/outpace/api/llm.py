@@ -462,5 +462,4 @@ def answer_variants(options: Options, n: int | None) -> list[Options]:
 def check_batch(batch: int | None) -> None:
     """Raise `OptionError` for a batch that is not a positive integer or None."""
     if not (batch is None or is_whole_number(batch) and batch >= 1):
-        message = f"batch must be an integer of at least 1, got {batch!r}"
-        raise OptionError("batch", batch, message)
+        raise OptionError("batch", batch, "must be an integer of at least 1")
