@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from outpace import OptionError
-from outpace.engine.pairing import MethodSelector
 from outpace.methods import Autoregressive, DFlash, Lookup, Method
 from outpace.server.models import available_methods, use_default_draft
 from outpace.server.service import Service
@@ -64,7 +63,7 @@ def test_default_method_is_that_of_generate(values: dict[str, Any], method: Meth
     assert methods[default].default_method[1] == method
     assert set(entry.further) >= set(values.get("further", ()))
     if not {"method", "methods", "options"} & set(values):
-        assert MethodSelector(None, entry.path, entry.read_model_config()).native == method
+        assert entry.open_model().native == method
 
 
 @pytest.mark.parametrize(

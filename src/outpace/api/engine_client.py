@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import NamedTuple, Protocol, Unpack
 
 from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Event, Output
@@ -215,8 +215,6 @@ class ModelClient:
         *,
         streams: bool = False,
         watched: bool = False,
-        limit: int | None = None,
-        fits: bool = False,
         **options: Unpack[Options],
     ) -> PendingRequest:
         """Submit a prompt, and wait until the engine admits it.
@@ -226,8 +224,6 @@ class ModelClient:
                 without a prompt.
             streams: Whether to receive events before the last one.
             watched: Whether to receive an event with the canvas after every forward.
-            limit: Maximum number of tokens of an answer without `max_tokens`.
-            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
             **options: Options of the request, see `Options`.
 
         Returns:
@@ -240,13 +236,36 @@ class ModelClient:
             LoadError: If the model is loaded for this request and that fails.
             EngineDiedError: If the engine loop has ended.
         """
+        read = partial(RequestOptions.of, options)
+        return await self.submit_request(prompt, read, streams=streams, watched=watched)
+
+    async def submit_request(
+        self,
+        prompt: Prompt | None,
+        read_options: Callable[[], RequestOptions],
+        *,
+        streams: bool = False,
+        watched: bool = False,
+        limit: int | None = None,
+        fits: bool = False,
+    ) -> PendingRequest:
+        """Submit a prompt as `submit` does, with options that are read in the tokenizer's thread.
+
+        Args:
+            prompt: As in `submit`.
+            read_options: Returns the options of the request.
+            streams: As in `submit`.
+            watched: As in `submit`.
+            limit: Maximum number of tokens of an answer without `max_tokens`.
+            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
+        """
         self.client.check_alive()
         self.check_accepting()
         request = PendingRequest(self, next(self.client.request_numbers))
         self.client.requests[request.number] = request
         self.requests.add(request)
         try:
-            read = partial(self.read_request, prompt, options)
+            read = partial(self.read_request, prompt, read_options)
             found = await request.loop.run_in_executor(self.tokenizer_executor, read)
             request.prompt, request.format, _ = found
             # After the request is registered, so that `fail_requests` includes it.
@@ -261,11 +280,11 @@ class ModelClient:
         return request
 
     def read_request(
-        self, prompt: Prompt | None, options: Mapping[str, Any]
+        self, prompt: Prompt | None, read_options: Callable[[], RequestOptions]
     ) -> tuple[list[int], AnswerFormat, RequestOptions]:
         """Return the token ids of a prompt, the format of its answer, and the checked options."""
-        checked = RequestOptions.of(options)
-        return *self.text.encode_request(prompt, checked), checked
+        options = read_options()
+        return *self.text.encode_request(prompt, options), options
 
     def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""

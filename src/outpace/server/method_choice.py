@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS, option_fields, option_info
+from outpace.api.options import REQUEST_OPTIONS, option_fields, option_info
 from outpace.checkpoints.load import load_config
 from outpace.decoding import CAUSAL_KINDS
 from outpace.errors import OptionError
-from outpace.field_types import Bounds, Option, list_options
+from outpace.field_types import Option, list_options
 from outpace.methods import METHODS, Method
 from outpace.methods.method import SharesText
 from outpace.methods.options import open_method
@@ -25,13 +25,6 @@ OPTIONS_BY_FIELD = {
     field: option for option in REQUEST_OPTIONS.values() for field in option_fields(option)
 }
 """Options by the request fields that set them."""
-
-LENGTH_OPTIONS = tuple(
-    o.name
-    for o in REQUEST_OPTIONS.values()
-    if option_info(o).limits == Bounds(0, MAX_ANSWER_TOKENS)
-)
-"""Options that limit the tokens of an answer."""
 
 SEQUENTIAL_FIELDS = tuple(
     field for field, option in OPTIONS_BY_FIELD.items() if option_info(option).sequential

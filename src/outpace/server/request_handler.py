@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 from starlette.types import Receive, Send
 
@@ -19,17 +19,24 @@ from outpace.api.engine_client import (
     PendingRequest,
     QueueFullError,
 )
+from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
 from outpace.server.http_error import CONTEXT_CODE, ClientDisconnectedError, HttpError
 from outpace.server.logs import add_request_fields
-from outpace.server.method_choice import LENGTH_OPTIONS, check_supported_fields, option_field
+from outpace.server.method_choice import check_supported_fields, option_field
 from outpace.server.metrics import RequestTimer
 from outpace.server.prompts import check_choice_count, prompt_text, request_prompts
 from outpace.server.reply import Reply
-from outpace.server.schema import TOOL_PARAM, ChatRequest, CompletionRequest, dotted_error
+from outpace.server.schema import (
+    TOOL_PARAM,
+    ChatRequest,
+    CompletionRequest,
+    dotted_error,
+    get_field,
+)
 from outpace.server.service import Service
 from outpace.server.stream import CompletionWriter, merge_choice_events
 from outpace.server.writer import AnswerWriter, Translation
@@ -76,7 +83,8 @@ class RequestHandler:
         self.prompts = request_prompts(
             request, self.model.max_prompt_characters, self.model.entry.max_tokens
         )
-        seed = request.options.get("seed", service.random.getrandbits(32))
+        random, chosen = service.random.getrandbits(32), get_field(request, "seed")
+        seed = random if chosen is None else chosen
         self.seeds = [seed + i for _ in self.prompts for i in range(request.n or 1)]
         check_choice_count(request, len(self.seeds), self.model.engine.max_requests)
         number = service.random.getrandbits(96)
@@ -100,38 +108,14 @@ class RequestHandler:
         self.task: asyncio.Task[Any]
         self.fault: HttpError | None = None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options shared by all choices, as the model accepts them."""
-        request, options = self.request, self.request.options
-        options |= {"method": self.method, "adapter": self.model.adapter}
-        if self.constraint is not None:
-            options[self.constraint.option] = self.constraint.value
-        if isinstance(request, ChatRequest):
-            options |= request.tool_options
-            if request.max_completion_tokens is not None:
-                options["max_tokens"] = request.max_completion_tokens
-            options["top_logprobs"] = request.top_logprobs
-            options["continue_final_message"] = request.continue_final_message
-        else:
-            options |= {"raw": True, "suffix": request.suffix}
-            options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
-            if request.echoes_scores:
-                options["prompt_logprobs"] = request.logprobs
-        limit = self.model.entry.max_tokens
-        for option in LENGTH_OPTIONS:
-            if limit is not None and (options.get(option) or 0) > limit:
-                if self.fits:
-                    options[option] = limit
-                    continue
-                name = self.field_of_option(option)
-                raise HttpError(400, f"{name}: must be at most {limit} on this server", param=name)
-        return {name: value for name, value in options.items() if value is not None}
+    def read_options(self, **choice: Unpack[Options]) -> RequestOptions:
+        """Return the options of a choice, as the model accepts them."""
+        own: Options = {"method": self.method, "adapter": self.model.adapter, **choice}
+        return self.request.to_options(most=self.model.entry.max_tokens, fits=self.fits, **own)
 
     @asynccontextmanager
     async def submit_choices(self, receive: Receive) -> AsyncIterator[None]:
         """Submit all choices; cancel the remaining ones on exit."""
-        options = self.options
         task = asyncio.current_task()
         assert task is not None
         self.task = task
@@ -141,19 +125,19 @@ class RequestHandler:
         try:
             per_prompt = len(self.seeds) // len(self.prompts)
             submit = partial(
-                self.model.engine.submit,
+                self.model.engine.submit_request,
                 streams=bool(self.request.stream),
                 watched=bool(self.extension.provisional),
                 limit=self.model.entry.max_tokens,
                 fits=self.fits,
-                **options,
             )
             submits = [
-                partial(submit, prompt, cloze=cloze, seed=seed)
+                partial(submit, prompt, partial(self.read_options, cloze=cloze, seed=seed))
                 for number, (prompt, cloze) in enumerate(self.prompts)
                 for seed in self.seeds[number * per_prompt :][:per_prompt]
             ]
-            compiles = self.constraint or self.extension.fill or {"tools", "suffix"} & {*options}
+            compiled = [get_field(self.request, name) for name in ("tools", "suffix")]
+            compiles = self.constraint or self.extension.fill or compiled != [None, None]
             group_size = CONSTRAINED_BATCH if compiles else len(submits)
             with self.convert_errors():
                 for begin in range(0, len(submits), group_size):

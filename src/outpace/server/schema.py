@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Unpack
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,8 @@ from outpace.api.options import (
     MAX_ANSWER_TOKENS,
     MAX_TOP_LOGPROBS,
     REQUEST_OPTIONS,
+    Options,
+    RequestOptions,
     option_fields,
     option_info,
 )
@@ -35,6 +37,7 @@ from outpace.constraint.calls import MAX_CALLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError
+from outpace.field_types import Bounds
 from outpace.server.option_types import Whole, bounded_type
 
 MAX_BODY_BYTES = 2 * 2**20
@@ -393,6 +396,14 @@ JSON_TYPES: dict[str, Any] = {
 """Types of options whose JSON form differs from the Python form."""
 
 
+LENGTH_OPTIONS = tuple(
+    o.name
+    for o in REQUEST_OPTIONS.values()
+    if option_info(o).limits == Bounds(0, MAX_ANSWER_TOKENS)
+)
+"""Options that limit the tokens of an answer."""
+
+
 def request_option_fields() -> Iterator[tuple[str, Any]]:
     """Yield the request fields that set one option each, with their types."""
     for option in REQUEST_OPTIONS.values():
@@ -435,17 +446,38 @@ class BaseRequest(OptionFields):
         return self
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The options that are set, by name, except constraints (see `constraint`)."""
-        unconstrained = (
-            option for option in REQUEST_OPTIONS.values() if option_info(option).group != "rule"
-        )
+    def own_options(self) -> dict[str, Any]:
+        """Options of the library that are not the values of fields of their names."""
+        return {}
+
+    def to_options(
+        self, *, most: int | None = None, fits: bool = False, **others: Unpack[Options]
+    ) -> RequestOptions:
+        """Return the options of one choice.
+
+        Args:
+            most: Maximum length of an answer on this server.
+            fits: Whether a greater length is reduced to it, and not refused.
+            **others: Options that are no fields.
+
+        Raises:
+            OptionError: For an invalid option, under the library's name.
+        """
         values = {
             option.name: get_field(self, field)
-            for option in unconstrained
+            for option in REQUEST_OPTIONS.values()
+            if option_info(option).group != "rule"
             for field in option_fields(option)
         }
-        return {name: value for name, value in values.items() if value is not None}
+        if self.constraint is not None:
+            values[self.constraint.option] = self.constraint.value
+        values |= self.own_options | others
+        for name in LENGTH_OPTIONS:
+            if most is not None and (values[name] or 0) > most:
+                if not fits:
+                    raise OptionError(name, None, f"must be at most {most} on this server")
+                values[name] = most
+        return RequestOptions.of({n: value for n, value in values.items() if value is not None})
 
     @property
     def wants_usage(self) -> bool:
@@ -550,7 +582,7 @@ class ChatRequest(BaseRequest):
     @model_validator(mode="after")
     def check_limit(self) -> Self:
         """Reject both names of the same limit."""
-        older = self.options.get("max_tokens")
+        older = get_field(self, "max_tokens")
         if self.max_completion_tokens is not None and older is not None:
             raise OptionError("max_tokens", older, "cannot be combined with max_completion_tokens")
         return self
@@ -580,9 +612,14 @@ class ChatRequest(BaseRequest):
         return self
 
     @property
-    def tool_options(self) -> dict[str, Any]:
-        """Options of the library for tools."""
-        return self.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"})
+    def own_options(self) -> dict[str, Any]:
+        tools = self.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"})
+        if self.max_completion_tokens is not None:
+            tools["max_tokens"] = self.max_completion_tokens
+        return tools | {
+            "top_logprobs": self.top_logprobs,
+            "continue_final_message": self.continue_final_message,
+        }
 
 
 def prompt_type_tag(prompt: object) -> str | None:
@@ -643,6 +680,16 @@ class CompletionRequest(BaseRequest):
     def echoes_scores(self) -> bool:
         """Whether the answer has the log-probabilities of the prompt before its own."""
         return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        scores = {"prompt_logprobs": self.logprobs} if self.echoes_scores else {}
+        return scores | {
+            "raw": True,
+            "suffix": self.suffix,
+            "logprobs": self.logprobs is not None,
+            "top_logprobs": self.logprobs,
+        }
 
     def check_echo(self) -> None:
         """Raise `OptionError` for fields with which the prompt cannot precede the answer."""

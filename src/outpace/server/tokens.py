@@ -53,7 +53,7 @@ async def count_tokens(service: Service, translation: Translation) -> dict[str, 
 
 async def encode_prompt(handler: RequestHandler) -> list[int]:
     engine = handler.model.engine
-    read = partial(engine.read_request, handler.prompts[0][0], handler.options)
+    read = partial(engine.read_request, handler.prompts[0][0], handler.read_options)
     try:
         loop = asyncio.get_running_loop()
         tokens, *_ = await loop.run_in_executor(engine.tokenizer_executor, read)
