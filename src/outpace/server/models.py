@@ -121,7 +121,7 @@ class HostedModel(ModelInfo):
     def context_length(self) -> int:
         """Most tokens of a prompt with its answer: the model's, or what its caches hold."""
         held = (usage.total_pages * PAGE_SIZE for usage in self.engine.cache_usage)
-        return min(self.config.max_length, *held)
+        return min([self.config.max_length, *held])
 
     def token_bytes(self, token: int, previous: int | None) -> bytes:
         """Return the bytes of a token after another, which may hold part of a character."""
