@@ -59,17 +59,14 @@ LORA_REMEDY = "supported: low-rank updates of matrices only"
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The update `scale * up @ down` of a matrix.
-
-    Attributes:
-        down: `[rank, in]`.
-        up: `[out, rank]`.
-        scale: alpha / rank, or alpha / sqrt(rank) with `use_rslora`.
-    """
+    """The update `scale * up @ down` of a matrix."""
 
     down: Tensor
+    """`[rank, in]`."""
     up: Tensor
+    """`[out, rank]`."""
     scale: float
+    """`alpha / rank`, or `alpha / sqrt(rank)` with `use_rslora`."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -108,12 +105,6 @@ class Adapter:
         return self.read_updates()
 
     def read_updates(self) -> Mapping[str, LowRank]:
-        """Read the tensors.
-
-        Raises:
-            ValueError: For another kind of adapter, an unsupported field, an unknown or unpaired
-                tensor, or a rank other than the configured one.
-        """
         config, folder = self.config, resolve_checkpoint(self.name, param="adapter")
         path = folder / ADAPTER_WEIGHTS
         try:

@@ -20,11 +20,7 @@ from outpace.models.transformer import Transformer
 def load_adapters(
     adapters: Mapping[str, str | Path], config: ModelConfig, dtype: torch.dtype
 ) -> dict[str, ModelUpdates]:
-    """Load adapters of a model by name; no weights of the model are read.
-
-    Raises:
-        OptionError: If an adapter is invalid, or does not fit the model; the message names it.
-    """
+    """Load adapters of a model by name; no weights of the model are read."""
     found: dict[str, ModelUpdates] = {}
     for name, folder in adapters.items():
         try:

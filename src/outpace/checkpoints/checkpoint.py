@@ -125,11 +125,7 @@ class Checkpoint:
         mask_id: int | None = None,
         adapter: Adapter | None = None,
     ) -> ModelConfig:
-        """Return the configuration of a model that is loaded with these options.
-
-        Raises:
-            ValueError: If an option is invalid, or the checkpoint is a draft.
-        """
+        """Return the configuration of a model that is loaded with these options."""
         config = limit_positions(self.adapt_config(adapter), max_length)
         if config.kind in DRAFT_KINDS:
             raise OptionError(

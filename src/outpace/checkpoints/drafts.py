@@ -54,19 +54,15 @@ TARGET_DIGESTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TaskSpeed:
-    """What a draft gains at a task.
-
-    Attributes:
-        task: Name of the task.
-        accepted: Acceptance length of the draft with `lookup=true`.
-        draft: Speed of the draft with `lookup=true`, of plain decoding.
-        lookup: Speed of `lookup` alone, of plain decoding.
-    """
+    """What a draft gains at a task."""
 
     task: str
     accepted: float
+    """Acceptance length of the draft with `lookup=true`."""
     draft: float
+    """Speed of the draft with `lookup=true`, of plain decoding."""
     lookup: float
+    """Speed of `lookup` alone, of plain decoding."""
 
 
 DRAFT_SPEEDS: Mapping[str, tuple[TaskSpeed, ...]] = {
@@ -81,17 +77,13 @@ DRAFT_SPEEDS: Mapping[str, tuple[TaskSpeed, ...]] = {
 
 @dataclass(frozen=True)
 class LocalDraft:
-    """A draft on this machine.
-
-    Attributes:
-        method: Name of its method.
-        name: Name in `KNOWN_DRAFTS`.
-        place: Name or path that loads it.
-    """
+    """A draft on this machine."""
 
     method: str
     name: str
+    """Name in `KNOWN_DRAFTS`."""
     place: str
+    """Name or path that loads it."""
 
     @property
     def speeds(self) -> tuple[TaskSpeed, ...]:
@@ -191,11 +183,7 @@ def list_own_drafts() -> Iterator[tuple[str, LocalDraft]]:
 
 
 def find_local_draft(target: str | Path, method: str) -> str:
-    """Return the first published draft for a target that is on this machine, without a download.
-
-    Raises:
-        OptionError: If none is on this machine, naming the published ones.
-    """
+    """Return the first published draft for a target that is on this machine, without a download."""
     if (found := next(local_drafts(target, [method]), None)) is not None:
         return found.place
     if not (known := known_drafts(target_names(target), method)):

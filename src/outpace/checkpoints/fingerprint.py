@@ -22,17 +22,14 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Digests of what determines the answers of a model.
-
-    Attributes:
-        target: of the files of its weights, and of its adapter's.
-        tokenizer: of the vocabulary and the rules of the tokenizer.
-        template: of the chat template and its variables.
-    """
+    """Digests of what determines the answers of a model."""
 
     target: str
+    """Digest of the files of its weights, and of its adapter's."""
     tokenizer: str
+    """Digest of the vocabulary and the rules of the tokenizer."""
     template: str
+    """Digest of the chat template and its variables."""
 
     @classmethod
     def of(

@@ -163,17 +163,12 @@ def list_quants(models: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ModelStore:
-    """A folder of GGUF files of one program.
-
-    Attributes:
-        program: The program, in words.
-        root: The folder.
-        layout: Pattern of the files of a repository in it.
-    """
+    """A folder of GGUF files of one program."""
 
     program: str
     root: Path
     layout: str
+    """Pattern of the files of a repository in it."""
 
     def list_models(self, repository: str = "*/*") -> dict[str, tuple[str, ...]]:
         """Return the files of each complete model of a repository."""
@@ -269,11 +264,7 @@ def describe_hub_error(error: Exception) -> str:
 
 
 def list_remote(name: HubName) -> list[RemoteFile]:
-    """Return the files of a model on the hub.
-
-    Raises:
-        OptionError: If the hub cannot be reached, or has no such model; lists those it has.
-    """
+    """Return the files of a model on the hub."""
     try:
         info = huggingface_hub.HfApi().model_info(
             name.repository, files_metadata=True, timeout=TIMEOUT_SECONDS
@@ -340,11 +331,7 @@ def pull_model(name: HubName, progress: Progress) -> Path:
 
 
 def download_file(file: RemoteFile, report: Callable[[int], None]) -> None:
-    """Download a file, or continue to; `report` receives the bytes that are there.
-
-    Raises:
-        OptionError: As `pull_model` does, and if another process is downloading it.
-    """
+    """Download a file, or continue to; `report` receives the bytes that are there."""
     file.target.parent.mkdir(parents=True, exist_ok=True)
     with file.partial.open("ab+", buffering=0) as output:
         try:
@@ -393,11 +380,7 @@ def hash_start(output: FileIO) -> HASH:
 def extend_file(
     file: RemoteFile, output: FileIO, digest: HASH, report: Callable[[int], None]
 ) -> None:
-    """Append the bytes of a file that are missing; a connection that ends early is reopened.
-
-    Raises:
-        OptionError: If a connection ends without further bytes.
-    """
+    """Append the bytes of a file that are missing; a connection that ends early is reopened."""
     while (begin := output.tell()) < file.size:
         problem: Exception | str = "the hub sends too few bytes"
         try:
@@ -417,11 +400,7 @@ class TransferError(Exception):
 
 
 def read_chunks(file: RemoteFile, begin: int) -> Iterator[bytes]:
-    """Yield the bytes of a file from a position on.
-
-    Raises:
-        TransferError: If the hub refuses them, or ends the connection.
-    """
+    """Yield the bytes of a file from a position on."""
     url = huggingface_hub.hf_hub_url(file.repository, file.path, revision=file.revision)
     request = Request(url, headers={"Range": f"bytes={begin}-"})
     if token := huggingface_hub.get_token():
@@ -450,11 +429,7 @@ def placed_files(repository: str = "*/*") -> dict[str, tuple[str, ...]]:
 
 
 def remove_model(name: HubName) -> int:
-    """Remove the files of a model that `pull_model` placed, and return their bytes.
-
-    Raises:
-        OptionError: If there are none, several without a quantisation, or one is being pulled.
-    """
+    """Remove the files of a model that `pull_model` placed, and return their bytes."""
     models = placed_files(name.repository)
     if name.quant is None and len(models) > 1:
         quants = ", ".join(f"{name}:{quant}" for quant in sorted(list_quants(models)))
@@ -552,9 +527,6 @@ def download_snapshot(name: str, patterns: Sequence[str], param: str = "model") 
     """Return the folder of a repository in the hub's cache, with the files that match `patterns`.
 
     A name in an existing folder is that of a missing one, unless the cache has the repository.
-
-    Raises:
-        OptionError: For the option `param`, if the hub does not give the repository.
     """
     folder = Path(name).parent
     is_path = folder.is_dir()

@@ -24,9 +24,6 @@ def loaded_bytes(name: str, dtype: torch.dtype, quantize: str | None) -> int:
         name: Name or path of the model.
         dtype: Type of the parameters that are not quantized.
         quantize: Weight format, or None.
-
-    Raises:
-        ValueError: If the configuration is invalid, or a file is missing or cannot be read.
     """
     checkpoint = Checkpoint(name)
     checkpoint.check_weights()

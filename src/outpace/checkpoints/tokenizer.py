@@ -85,11 +85,7 @@ def check_tokenizer_fields(config: Fields, path: Path) -> None:
 
 
 def read_tokenizer(home: Path) -> Tokenizer | None:
-    """Read the tokenizer of a folder; None if it has none.
-
-    Raises:
-        ValueError: If it is invalid; the message names the file.
-    """
+    """Read the tokenizer of a folder; None if it has none."""
     # These classes never load code of the repository, as AutoTokenizer would.
     path = next((home / name for name in TOKENIZER_CLASSES if (home / name).is_file()), None)
     if path is None:

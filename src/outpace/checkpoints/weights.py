@@ -39,17 +39,14 @@ STACKED_PARAMETERS = (".qkv.", ".gate_up.")
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """A published tensor, or the slice of it that a process holds.
-
-    Attributes:
-        source: Published name.
-        shape: Shape of the whole tensor.
-        index: Slice that is read; empty for all.
-    """
+    """A published tensor, or the slice of it that a process holds."""
 
     source: str
+    """Published name."""
     shape: tuple[int, ...]
+    """Shape of the whole tensor."""
     index: ShardIndex = ()
+    """Slice that is read; empty for all."""
 
 
 def source_tensors(
@@ -180,9 +177,6 @@ class CheckpointWeights:
             shapes: Allowed shapes; empty for any.
             kinds: Allowed types; empty for any.
             index: Slice to read; empty for all.
-
-        Raises:
-            ValueError: If the tensor has another shape or type.
         """
         path, opened = self.find_tensor(name)
         entry, name = StackEntry.from_name(name), stored_name(name)
@@ -220,11 +214,7 @@ class CheckpointWeights:
         return () if self.scheme is None else self.scheme.part_names(self, name)
 
     def read_tensor(self, name: str, shape: tuple[int, ...], index: ShardIndex = ()) -> Tensor:
-        """Read a dequantized tensor, or the slice at `index`.
-
-        Raises:
-            ValueError: If it has another shape, or a type that cannot be read.
-        """
+        """Read a dequantized tensor, or the slice at `index`."""
         if self.scheme is not None and self.part_names(name):
             return self.scheme.read_matrix(self, name, shape)[index]
         if (entry := StackEntry.from_name(name)) is not None and entry.is_transposed:

@@ -46,23 +46,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairing:
-    """The models of a method by role, and their common properties.
-
-    Attributes:
-        runners: the model of each role.
-        vocab: size of the vocabulary that all of them share.
-        target: properties of the target that methods may use.
-        processors: for each role, processors that keep its tokens below `vocab`.
-        adapter: adapter of the target; None for the base weights.
-        answers: answers that requests share, if their method does.
-    """
+    """The models of a method by role, and their common properties."""
 
     runners: Mapping[str, Runner]
+    """The model of each role."""
     vocab: int
+    """Size of the vocabulary that all of them share."""
     target: Target
+    """Properties of the target that methods may use."""
     processors: Mapping[str, tuple[Processor, ...]]
+    """For each role, processors that keep its tokens below `vocab`."""
     adapter: str | None = None
+    """Adapter of the target; None for the base weights."""
     answers: AnswerStore = field(default_factory=AnswerStore)
+    """Answers that requests share, if their method does."""
 
     @classmethod
     def from_runners(cls, runners: Mapping[str, Runner], adapter: str | None = None) -> Pairing:
@@ -171,15 +168,7 @@ def accepts_head(method: type[Method]) -> bool:
 
 
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:
-    """Check that the models of a method have the kinds that it needs.
-
-    Args:
-        method: the method.
-        models: name and kind of the model in each role.
-
-    Raises:
-        ValueError: a model is of another kind.
-    """
+    """Check that the models of a method, by name and kind in each role, have the kinds it needs."""
     name, kind = models["target"]
     if kind not in method.target_kinds:
         remedy = ""
@@ -279,11 +268,7 @@ class MethodSelector:
         return self.native if self.method is None else self.select_method(self.method)
 
     def select_method(self, method: MethodSpec | None) -> Method:
-        """Return the method of a request; "auto" is that of the model.
-
-        Raises:
-            ValueError: the specification is invalid.
-        """
+        """Return the method of a request; "auto" is that of the model."""
         if method is None:
             return self.default
         return self.native if method == AUTO_METHOD else resolve_method(method)
@@ -315,9 +300,6 @@ class MethodSelector:
         """Return the model name of each further role; "auto" selects the draft of the target.
 
         That is the head for multi-token prediction in its checkpoint, if it has one.
-
-        Raises:
-            ValueError: no draft for this target is on this machine.
         """
         models = {role: str(name) for role, name in method.model_names().items()}
         if models.get("draft") == AUTO_DRAFT:
@@ -346,12 +328,7 @@ class MethodSelector:
         return self.opened[name]
 
     def open_models(self, method: Method) -> dict[str, Checkpoint]:
-        """Return the further models of a method by role; no weights are read.
-
-        Raises:
-            ValueError: a model is missing, of another kind than the method needs, or a draft for
-                another target.
-        """
+        """Return the further models of a method by role; no weights are read."""
         target, config = self.checkpoint, self.config
         models = {r: self.open_model(name, r) for r, name in self.model_names(method).items()}
         kinds = {role: (str(each), each.config.kind) for role, each in models.items()}

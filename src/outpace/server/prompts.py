@@ -30,9 +30,6 @@ def infill_templates(
     Args:
         request: The request.
         limit: Maximum number of tokens of an answer.
-
-    Raises:
-        HttpError: If a prompt is not a valid template.
     """
     if isinstance(request, CompletionRequest):
         for prompt in request.prompts:
@@ -97,11 +94,7 @@ def prompt_text(model: HostedModel, prompt: str | Sequence[int]) -> str:
 def request_prompts(
     request: BaseRequest, max_characters: int | None, limit: int | None
 ) -> Sequence[tuple[Any, Any]]:
-    """Return the prompts of a request, each with its infill template or None.
-
-    Raises:
-        HttpError: If a prompt exceeds `max_characters` or is not a valid template.
-    """
+    """Return the prompts of a request, each with its infill template or None."""
     if isinstance(request, ChatRequest):
         field, texts = "messages", ["".join(message.text for message in request.messages)]
         prompts: Sequence[Any] = [[message.template_message() for message in request.messages]]
