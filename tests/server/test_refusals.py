@@ -291,7 +291,7 @@ class Refusing:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def submit(self, *prompt: Any, **options: Any) -> Any:
+    async def submit_request(self, *prompt: Any, **options: Any) -> Any:
         raise self.error
 
 
@@ -299,7 +299,9 @@ def test_full_queue_sets_retry_after(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = service.models["tiny-aux"].engine
-    monkeypatch.setattr(engine, "submit", Refusing(QueueFullError("too many requests")).submit)
+    monkeypatch.setattr(
+        engine, "submit_request", Refusing(QueueFullError("too many requests")).submit_request
+    )
     for stream in (False, True):
         body = chat(model="tiny-aux", stream=stream)
         response = client.post("/v1/chat/completions", json=body)
@@ -318,5 +320,7 @@ def test_draining_server_is_unavailable(
     assert client.get("/health").status_code == 200
     monkeypatch.setattr(service, "is_draining", False)
     engine = service.models["tiny-aux"].engine
-    monkeypatch.setattr(engine, "submit", Refusing(DrainingError("draining")).submit)
+    monkeypatch.setattr(
+        engine, "submit_request", Refusing(DrainingError("draining")).submit_request
+    )
     assert refused(client, chat(model="tiny-aux"), status=503)
