@@ -249,15 +249,9 @@ class ModelClient:
         limit: int | None = None,
         fits: bool = False,
     ) -> PendingRequest:
-        """Submit a prompt as `submit` does, with options that are read in the tokenizer's thread.
+        """Submit a prompt as `submit` does, with options that the tokenizer's thread reads.
 
-        Args:
-            prompt: As in `submit`.
-            read_options: Returns the options of the request.
-            streams: As in `submit`.
-            watched: As in `submit`.
-            limit: Maximum number of tokens of an answer without `max_tokens`.
-            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
+        `limit` and `fits` are those of `LLM.prepare_answer`.
         """
         self.client.check_alive()
         self.check_accepting()

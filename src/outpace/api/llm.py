@@ -255,15 +255,8 @@ class LLM:
     ) -> PendingAnswer:
         """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`.
 
-        Args:
-            ids: Token ids of the prompt.
-            form: Format of the answer.
-            options: Checked options.
-            streams: Whether to collect pieces of text.
-            wait: Whether to wait for models and constraints that are not ready.
-            requests: Number of requests that share the cache.
-            limit: Maximum number of tokens of an answer without `max_tokens`.
-            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
+        This many `requests` share the cache. `limit` bounds an answer without `max_tokens`; `fits`
+        reduces a greater `max_tokens` to the room after the prompt.
         """
         text, method = self.text, self.methods.select_method(options.method)
         check_supported(options, text, self.config.kind, method)

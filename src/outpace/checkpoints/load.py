@@ -31,16 +31,12 @@ StackType = TypeVar("StackType", bound=Stack)
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFormat:
-    """How the weights of models are kept."""
+    """How the weights of models are kept, see `load_model`."""
 
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
     quantize: str | None = None
-    """`int8`, `int4`, or `native` for stored blocks of 4 to 8 bits on a CPU; `fp8`, `int8` or
-    `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on a CPU.
-    """
     plain: bool = False
-    """Whether these are dequantized too, as training needs."""
     share: ModelShard | None = None
     """Shard of this process."""
     positions: int | None = None

@@ -453,15 +453,9 @@ class BaseRequest(OptionFields):
     def to_options(
         self, *, most: int | None = None, fits: bool = False, **others: Unpack[Options]
     ) -> RequestOptions:
-        """Return the options of one choice.
+        """Return the options of one choice; `others` are no fields of a request.
 
-        Args:
-            most: Maximum length of an answer on this server.
-            fits: Whether a greater length is reduced to it, and not refused.
-            **others: Options that are no fields.
-
-        Raises:
-            OptionError: For an invalid option, under the library's name.
+        An answer has at most `most` tokens: a greater length is refused, or reduced with `fits`.
         """
         values = {
             option.name: get_field(self, field)
