@@ -21,7 +21,7 @@ from helpers import (
     random_model,
     whole,
 )
-from outpace.api import llm, loading
+from outpace.api import llm
 from outpace.api.llm import LLM
 from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
@@ -87,7 +87,7 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(load, "fill_model", on_cpu)
     monkeypatch.setattr(runner, "pack_model", lambda model: None)
-    for module in (loading, load):
+    for module in (low_bits, load):
         monkeypatch.setattr(
             module, "check_quantize", lambda way, device, dtype: check_quantize(way, GPU, dtype)
         )
