@@ -123,7 +123,7 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
         ("/file nowhere.txt", "nowhere.txt"),
         ("/file", "path"),
         ("/save /dev/full/x", "/dev/full"),
-        ("x " * 600, "slots"),
+        ("x " * 600, "context"),
         ("\udcff", "surrogate"),
     ],
 )

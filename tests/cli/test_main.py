@@ -221,7 +221,7 @@ INVALID = [
     ("generate tiny-dream --fill {{two}}", "{{two}}"),
     ("generate tiny-aux --fill x{{2}}", "method"),
     ("generate tiny-aux x --max-tokens abc", "--max-tokens"),
-    ("generate tiny-aux x --max-tokens 100000", "slots"),
+    ("generate tiny-aux x --max-tokens 100000", "context"),
     ("generate tiny-aux x --min-tokens 9 --max-tokens 8", "min_tokens"),
     ("generate tiny-aux x --temperature nan", "temperature"),
     ("generate tiny-aux x --top-p 0", "top_p"),
@@ -229,7 +229,7 @@ INVALID = [
     ("generate tiny-aux x --n 99999999999999", "65536"),
     ("generate tiny-aux x --stop-id a", "--stop-id"),
     ("generate tiny-aux x --stop-id 9999999", "stop_ids"),
-    ("generate tiny-aux x --logit-bias a=3", "--logit-bias"),
+    ("generate tiny-aux x --logit-bias a=3", "logit_bias"),
     ("generate tiny-aux x --logit-bias 3=inf", "logit_bias"),
     ("generate tiny-aux x --template x", "--template"),
     ("generate tiny-aux x --template x=1", "'x'"),
@@ -277,7 +277,7 @@ def test_invalid_words_are_named_in_one_line(refused, words, name):
 
 
 def test_invalid_prompts_and_entries_are_one_line(refused):
-    assert "slots" in refused("generate", "tiny-aux", "x" * 3000)
+    assert "context" in refused("generate", "tiny-aux", "x" * 3000)
     assert "empty" in refused("generate", "tiny-aux", "")
     assert "stop" in refused("generate", "tiny-aux", "x", "--stop", "")
     for option in ("size=1", "size"):

@@ -137,7 +137,7 @@ def test_invalid_constraints_are_refused(
     client: TestClient, field: str, given: dict[str, Any], stream: bool
 ) -> None:
     error = refused(client, chat(stream=stream, **given))
-    assert error["param"] == field and error["message"].startswith(f"{field}: ")
+    assert error["param"] == field and error["message"].startswith(field)
     assert str(Path.cwd()) not in error["message"] and "Traceback" not in error["message"]
 
 
