@@ -124,7 +124,6 @@ def test_a_server_that_stops_ends_waiting_requests(
         ({"device": "abacus"}, "device"),
         ({"attention": "none"}, "attention"),
         ({"pace": "fast"}, "pace"),
-        ({"cache_gib": float("inf")}, "cache_gib"),
         ({"graphs": True, "device": "cpu"}, "graphs"),
         ({"method": "d2f"}, "method"),
         ({"adapter": "nowhere"}, "nowhere"),

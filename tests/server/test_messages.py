@@ -316,7 +316,7 @@ def test_invalid_field_is_named(served: TestClient, param: str, fields: dict[str
         assert set(answer.json()) == {"type", "error"} and answer.json()["type"] == "error"
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error"
-        assert error["message"].startswith(param), error
+        assert error["message"].startswith(f"{param}:"), error
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])
