@@ -92,7 +92,7 @@ def test_200_prompts_with_common_prefixes(method: Method) -> None:
         )
         for stem, tail in ((rng.choice(stems), rng.randint(0, 9)) for _ in range(200))
     ]
-    plain, cached = engine_with(on=False), engine_with()
+    plain, cached = (engine_with(on=on, slots=4096) for on in (False, True))
     assert serve(cached, batch) == serve(plain, batch)
     assert plain.prefix_stats == (0, 0)
     assert cached.prefix_stats.hits > 50
