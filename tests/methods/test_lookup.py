@@ -115,6 +115,7 @@ def test_an_answer_that_was_cut_is_shared() -> None:
     next(decoding)
     for token in (2, 3, 4, 5):
         decoding.send(Prediction(tokens=[token]))
+    request.finish_reason = "stop"
     decoding.close()
     store.add_answer([7, 8])
     assert store.find_copy([9, 1, 2, 3], 8) == [4, 5]

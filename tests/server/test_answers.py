@@ -192,7 +192,7 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
     steps = [step for each in figures for step in each["steps"]]
 
     def timeless(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{**step, "seconds": 0} for step in steps]
+        return [{**step, "seconds": 0, "cached": 0} for step in steps]
 
     assert timeless(steps) == timeless(whole["outpace"]["steps"])
     assert sum(step["committed"] for step in steps) == figures[-1]["tokens"] == 16

@@ -79,7 +79,7 @@ class Settings(SettingFields):
             raise OptionError(
                 "host",
                 self.host,
-                "needs an API key (--api-key-file), or --insecure to accept everyone",
+                f"{self.host} needs an API key (--api-key-file), or --insecure to accept everyone",
             )
 
 
