@@ -33,7 +33,9 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
-@pytest.mark.parametrize("name", ["mine.txt", "mine.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["mine.txt", pytest.param("mine.jsonl", marks=pytest.mark.nightly)]
+)
 def test_prompts_compare_the_default_with_one_token_per_forward(outpace, tmp_path, name):
     prompts, path = tmp_path / name, tmp_path / "a.json"
     texts = ["How many?\n", "\n", "Tom has 5 bags.\n"]

@@ -88,6 +88,7 @@ def additions(folder: Path, kind: str, more: str) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_code_is_never_run_by_the_harness(harness: Any, tmp_path: Path) -> None:
     folder = additions(tmp_path, "generate_until", GENERATE + "unsafe_code: true\n")
     with pytest.raises(OptionError, match="sandbox") as raised:
