@@ -5,12 +5,16 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
+from shutil import copy
+from tempfile import mkdtemp
 from typing import Any
 
+from outpace.api.text import TextCodec
 from outpace.api.tools import read_tool_use
 from outpace.checkpoints.checkpoint import load_tokenizer
-from outpace.checkpoints.hub import resolve_checkpoint
+from outpace.checkpoints.hub import ZOO_FOLDER, resolve_checkpoint
 from outpace.constraint.calls import GENERIC_FORMAT
 from outpace.constraint.compiler import Compiler
 from outpace.engine.stats import release_memory
@@ -114,6 +118,55 @@ def distinct_rules(number: int) -> Iterator[tuple[str, str]]:
     yield "tools", use.rule
 
 
+HOSTILE_VALUES: list[Any] = [None, True, -1, 2**63, 2**40, 1e308, "", "\0", [], {}, "a" * 10**6]
+HOSTILE_VALUES += [{"Regex": "(a*)*(a|aa)+$"}, {"Regex": "("}, {"String": ""}, [["a", "b", "c"]]]
+PARTS: list[Any] = [
+    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "a*"}}]},
+    {"type": "Split", "pattern": {"Regex": "(?:)"}, "behavior": "Isolated", "invert": True},
+    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA////"},
+    {"type": "Truncate", "max_length": 0, "stride": 2**40},
+    {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]},
+    {"type": "Fuse"},
+    {"type": "Metaspace", "replacement": "▁▁", "prepend_scheme": "always", "split": True},
+]
+
+
+def hostile_tokenizer(random: Random, published: str) -> str:
+    """The file of a tokenizer with some values replaced, removed or nested, or its text cut."""
+    root = json.loads(published)
+    for _ in range(random.choice([1, 1, 2, 5])):
+        owner, key = root, random.choice([*root])
+        while isinstance(owner[key], dict | list) and owner[key] and random.random() < 0.7:
+            owner = owner[key]
+            key = (
+                random.choice([*owner]) if isinstance(owner, dict) else random.randrange(len(owner))
+            )
+        value = random.choice([*HOSTILE_VALUES, *PARTS, owner[key]])
+        if random.random() < 0.2:
+            del owner[key]
+            continue
+        for _ in range(random.choice([0, 0, 0, 1, 100])):
+            value = random.choice([{"type": "Sequence", "pretokenizers": [value]}, [value]])
+        owner[key] = value
+    text = json.dumps(root)
+    return text[: random.randrange(len(text))] if random.random() < 0.1 else text
+
+
+def load_hostile_tokenizer(random: Random, folder: Path) -> bool:
+    """Load a damaged tokenizer and use it; returns whether it is refused."""
+    published = (ZOO_FOLDER / "vocabulary" / "tokenizer.json").read_text("utf-8")
+    (folder / "tokenizer.json").write_text(hostile_tokenizer(random, published), "utf-8")
+    try:
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer is not None
+        codec = TextCodec("hostile", tokenizer)
+        codec.decode(codec.encode_plain("Tom has 3 é \U0001f600 apples.  " + "a" * 50))
+    except ValueError:
+        return True
+    return False
+
+
 def compile_rule(one: Compiler, tokenizer: Tokenizer, rule: tuple[str, str]) -> bool:
     """Compile a constraint; returns whether it is refused."""
     slots: dict[str, Any] = {"sequential": True, "begin": 0, "limit": 400}
@@ -129,11 +182,16 @@ def compile_rule(one: Compiler, tokenizer: Tokenizer, rule: tuple[str, str]) -> 
 def main(program: str, begin: int, end: int) -> None:
     """Print a line for each hostile rule, or the MiB that distinct ones add after the first."""
     tokenizer = load_tokenizer(resolve_checkpoint("tiny-ar"))
+    folder = Path(mkdtemp())
+    copy(ZOO_FOLDER / "tiny-ar" / "config.json", folder)
     one, sizes = Compiler(tokenizer, None), []
     for number in range(begin, end):
         used = resource.getrusage(resource.RUSAGE_SELF)
         limit = int(used.ru_utime + used.ru_stime) + MAX_CPU_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+        if program == "tokenizers":
+            print(number, load_hostile_tokenizer(Random(number), folder), flush=True)
+            continue
         if program == "hostile":
             rule = hostile_rule(Random(number))
             print(number, rule[0], compile_rule(one, tokenizer, rule), flush=True)

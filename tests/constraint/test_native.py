@@ -25,6 +25,13 @@ def test_hostile_constraints_end_no_process(begin: int) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("begin", range(0, 500, 100))
+def test_damaged_tokenizers_end_no_process(begin: int) -> None:
+    lines = run_program("tokenizers", begin, begin + 100).splitlines()
+    assert {"True", "False"} == {line.split()[-1] for line in lines if line}
+
+
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of the process from /proc")
 def test_distinct_constraints_take_bounded_memory() -> None:
     first, *_, last = map(float, run_program("distinct", 0, 1000).split())
