@@ -109,6 +109,7 @@ def tree_mask(
 class DenseAttention:
     """Attend with one call per sequence over a copy of its keys and values.
 
+    `keys` and `values` are `[S, K, D]` per layer, and `heads` is the number of query heads.
     With `double`, the result of a row is identical to the last bit of float32 whatever else a call
     contains.
     """

@@ -272,6 +272,7 @@ def number_step(case: SchemaCase) -> int | None:
         if step <= 0:
             raise ValueError(f"multipleOf at {schema.at} must be above 0, got {step!r}")
         if step != int(step):
+            # Validators that divide by it find that 0.07 is no multiple of 0.01.
             refuse_keyword(f"multipleOf {step}", schema.at, "multipleOf with a fraction")
         found = lcm(found or 1, int(step))
         if found > MAX_STEP:
