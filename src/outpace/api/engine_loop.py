@@ -75,7 +75,7 @@ class BackgroundWork:
         is_busy: Whether an engine has requests.
     """
 
-    def __init__(self, is_busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
         self.is_busy = is_busy
         self.lock = Lock()
         self.running = 0

@@ -52,32 +52,29 @@ EFFORTS = get_args(Effort)
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """How commands and requests set an option, as a mark of its annotation.
-
-    Attributes:
-        group: Name of the group of flags that it belongs to; without one, it has no flag, or
-            commands have their own.
-        usual: Description of the default, if no value represents it.
-        shows: Whether the help shows the default.
-        flag: Name of its flag, if different.
-        help: Help text of its flag, if different.
-        typed: Type of its flag, if different: a file, or a list of strings.
-        metavar: Placeholder of a value in the help.
-        fields: Paths of its fields in a request; None for the option's name alone.
-        limits: Bounds in requests, if narrower than in Python.
-        sequential: Whether it needs tokens that are chosen from left to right.
-    """
+    """How commands and requests set an option, as a mark of its annotation."""
 
     group: str | None = None
-    usual: str | None = None
+    """Name of the group of flags that it belongs to; without one, commands have their own or none.
+    """
+    usual: str | Literal[True] | None = None
+    """Description of the default where a flag is not set; True for the default itself."""
     shows: bool = False
+    """Whether the default is that of the flag, too."""
     flag: str | None = None
+    """Name of its flag, if different."""
     help: str | None = None
+    """Help text of its flag, if different."""
     typed: Any = None
+    """Type of its flag, if different: a file, or a list of strings."""
     metavar: str | None = None
+    """Placeholder of a value in the help."""
     fields: tuple[str, ...] | None = None
+    """Paths of its fields in a request; None for the option's name alone."""
     limits: Bounds | None = None
+    """Bounds in requests, if narrower than in Python."""
     sequential: bool = False
+    """Whether it needs tokens that are chosen from left to right."""
 
 
 NO_INFO = Info()
@@ -87,12 +84,20 @@ def option_info(option: Option) -> Info:
     return option.mark(Info) or NO_INFO
 
 
+def describe_default(option: Option) -> str | None:
+    """Return the words for the default of an option, if it has any."""
+    usual, default = option_info(option).usual, option.default
+    if usual is not True:
+        return usual
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
 def option_texts(kind: type) -> dict[str, str]:
     """Return the texts of the options of a dataclass by name, with defaults that have words."""
     return {
         name: f"{option.text} Default: {usual}." if usual else option.text
         for name, option in list_options(kind).items()
-        for usual in [option_info(option).usual]
+        for usual in [describe_default(option)]
     }
 
 

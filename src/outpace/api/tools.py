@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from outpace.api.chat_template import Message
 from outpace.constraint.calls import GENERIC_FORMAT, CallFormat
@@ -23,11 +23,6 @@ MAX_LOOSE_TOOLS = 32
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}}
-
-
-def refuse(param: str, value: object, problem: str) -> NoReturn:
-    """Raise the error of an invalid value."""
-    raise OptionError(param, value, problem)
 
 
 @dataclass(frozen=True)
@@ -86,17 +81,17 @@ class ToolUse:
 def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
     """Return the tools of a request; None if it has none, or may not call them."""
     if not isinstance(parallel, bool | None):
-        refuse("parallel_tool_calls", parallel, "must be true or false")
+        raise OptionError("parallel_tool_calls", parallel, "must be true or false")
     listed = [] if tools is None else tools
     if isinstance(listed, str) or not isinstance(listed, Sequence):
-        refuse("tools", tools, "must be a list of tools")
+        raise OptionError("tools", tools, "must be a list of tools")
     if len(listed) > MAX_TOOLS:
         raise OptionError("tools", tools, f"at most {MAX_TOOLS} are allowed, got {len(listed)}")
     declared = [read_tool(f"tools[{place}]", tool) for place, tool in enumerate(listed)]
     names = [tool["function"]["name"] for tool in declared]
     for place, name in enumerate(names):
         if name in names[:place]:
-            refuse(f"tools[{place}].function.name", name, "must not occur twice")
+            raise OptionError(f"tools[{place}].function.name", name, "must not occur twice")
     word, function = read_choice(choice, names)
     if word == "none" or not declared:
         return None
@@ -111,20 +106,20 @@ def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
 def read_tool(param: str, tool: Any) -> Message:
     """Return the declaration of a tool in the form that chat templates expect."""
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        refuse(param, tool, "must be a tool of type 'function'")
+        raise OptionError(param, tool, "must be a tool of type 'function'")
     function = tool.get("function")
     param += ".function"
     if not isinstance(function, Mapping):
-        refuse(param, function, "must be an object")
+        raise OptionError(param, function, "must be an object")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
-        refuse(f"{param}.name", name, "must have 1 to 64 letters, digits, - and _")
+        raise OptionError(f"{param}.name", name, "must have 1 to 64 letters, digits, - and _")
     if not isinstance(parameters, dict | None):
-        refuse(f"{param}.parameters", parameters, "must be a JSON schema")
+        raise OptionError(f"{param}.parameters", parameters, "must be a JSON schema")
     found: Message = {"name": name}
     if (description := function.get("description")) is not None:
         if not isinstance(description, str):
-            refuse(f"{param}.description", description, "must be a string")
+            raise OptionError(f"{param}.description", description, "must be a string")
         found["description"] = description
     check_depth(f"{param}.parameters", parameters)
     found["parameters"] = parameters or NO_PARAMETERS
@@ -140,14 +135,14 @@ def read_choice(choice: Any, names: Sequence[str]) -> tuple[str, str | None]:
             return str(choice), None
         case "required":
             if not names:
-                refuse("tool_choice", choice, "needs tools")
+                raise OptionError("tool_choice", choice, "needs tools")
             return "required", None
         case {"type": "function", "function": {"name": str(name)}}:
             if name not in names:
                 known = ", ".join(names) or "none"
-                refuse("tool_choice", name, f"must name a function of tools ({known})")
+                raise OptionError("tool_choice", name, f"must name a function of tools ({known})")
             return "required", name
-    refuse("tool_choice", choice, "must be 'none', 'auto', 'required' or a function")
+    raise OptionError("tool_choice", choice, "must be 'none', 'auto', 'required' or a function")
 
 
 def check_depth(param: str, value: Any) -> None:
@@ -167,19 +162,21 @@ def link_calls(messages: Sequence[Message]) -> list[Message]:
         if not calls:
             message.pop("tool_calls", None)
         elif message["role"] != "assistant" or not isinstance(calls, list):
-            refuse(f"{param}.tool_calls", calls, "must be a list in a message of the assistant")
+            raise OptionError(
+                f"{param}.tool_calls", calls, "must be a list in a message of the assistant"
+            )
         else:
             pairs = [(f"{param}.tool_calls[{place}]", call) for place, call in enumerate(calls)]
             message["tool_calls"] = [read_call(*pair) for pair in pairs]
             names = {}
             for (at, _), call in zip(pairs, message["tool_calls"], strict=True):
                 if "id" in call and call["id"] in names:
-                    refuse(f"{at}.id", call["id"], "must not occur twice")
+                    raise OptionError(f"{at}.id", call["id"], "must not occur twice")
                 names |= {call["id"]: call["function"]["name"]} if "id" in call else {}
         if message["role"] == "tool" and "tool_call_id" in message:
             if (key := message["tool_call_id"]) not in names:
                 problem = "must be the id of a call without a result, in an earlier message"
-                refuse(f"{param}.tool_call_id", key, problem)
+                raise OptionError(f"{param}.tool_call_id", key, problem)
             message["name"] = names.pop(key)
         found.append(message)
     return found
@@ -191,7 +188,7 @@ def read_call(param: str, call: Any) -> Message:
         case {"function": {"name": str(name), "arguments": arguments}}:
             pass
         case _:
-            refuse(param, call, "must have a function with name and arguments")
+            raise OptionError(param, call, "must have a function with name and arguments")
     param += ".function.arguments"
     if isinstance(arguments, str):
         try:
@@ -199,7 +196,7 @@ def read_call(param: str, call: Any) -> Message:
         except (ValueError, RecursionError) as error:
             raise OptionError(param, arguments, f"is not JSON: {error}") from error
     if not isinstance(arguments, dict):
-        refuse(param, arguments, "must be a JSON object")
+        raise OptionError(param, arguments, "must be a JSON object")
     check_depth(param, arguments)
     found: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return found if call.get("id") is None else {"id": str(call["id"]), **found}

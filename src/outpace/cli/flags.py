@@ -18,6 +18,7 @@ from outpace.api.options import (
     REQUEST_OPTIONS,
     Options,
     RequestOptions,
+    describe_default,
     option_info,
     options_of_group,
 )
@@ -83,9 +84,11 @@ class FlagGroup:
 def describe_flag(option: DeclaredOption) -> Any:
     info = option_info(option)
     name = f"--{info.flag or option.name.replace('_', '-')}"
-    default_text: Any = True if info.usual is None else info.usual
     return Option(
-        name, help=info.help or option.summary, metavar=info.metavar, show_default=default_text
+        name,
+        help=info.help or option.summary,
+        metavar=info.metavar,
+        show_default=describe_default(option) or True,
     )
 
 

@@ -233,7 +233,7 @@ class PagedCache:
             table.place_pages(len(table.pages), self.take_pages(count))
 
     def attach(self, table: PageTable, first: int, pages: Sequence[int]) -> None:
-        """Make a table hold found pages from page `first` on, so that nobody evicts them.
+        """Make a table hold found pages from page `first` on, so that they are not evicted.
 
         Raises:
             CacheFullError: they are free, but promised to others.
@@ -304,7 +304,7 @@ class PagedCache:
         self.free = OrderedDict.fromkeys(page for page in order if not self.reference_counts[page])
 
     def drop_references(self, pages: Sequence[int]) -> None:
-        """Free the pages that nobody else holds; the first, which leads to others, goes last."""
+        """Free the pages that no other table holds; the first, which leads to others, goes last."""
         for page in reversed(pages):
             self.reference_counts[page] -= 1
             if not self.reference_counts[page]:

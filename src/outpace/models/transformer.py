@@ -270,7 +270,7 @@ class Stack(nn.Module, ABC):
             fused, positions = self.fuse_features(context[0]), torch.cat((context[1], positions))
         cos, sin = self.rotary_angles(positions, x.dtype)
         captured = {EMBEDDINGS: x} if EMBEDDINGS in layers else {}
-        # The last block is apart: attention and MLP of rows that nobody wants are left out there.
+        # The last block is apart: there, attention and MLP of rows that are not read are left out.
         *blocks, last = self.blocks
         *inputs, last_input = self.layer_inputs(ids, x)
         for layer, block in enumerate(blocks):

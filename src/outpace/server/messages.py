@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -37,6 +37,7 @@ from outpace.server.schema import (
     StopString,
     StrictModel,
     TopK,
+    join_texts,
     read_type,
     result_part_tag,
 )
@@ -298,8 +299,10 @@ class CountTokensRequest(StrictModel):
         )
 
     def chat_messages(self) -> Iterator[dict[str, Any]]:
-        if system := join_texts(self.system, clean=drop_billing_line):
-            yield {"role": "system", "content": system}
+        system = [self.system] if isinstance(self.system, str) else self.system or ()
+        texts = (each if isinstance(each, str) else each.text for each in system)
+        if text := "".join(map(drop_billing_line, texts)):
+            yield {"role": "system", "content": text}
         for message in self.messages:
             if isinstance(message.content, str):
                 yield {"role": message.role, "content": message.content}
@@ -330,14 +333,6 @@ def drop_billing_line(text: str) -> str:
 @cache
 def log_dropped_line() -> None:
     LOG.info("the line x-anthropic-billing-header of system texts is left out of prompts")
-
-
-def join_texts(
-    content: str | Sequence[TextBlock | OtherPart] | None, clean: Callable[[str], str] = str
-) -> str:
-    """Return the text of a content, each part of it cleaned."""
-    texts = [content] if isinstance(content, str) else [block.text for block in content or ()]
-    return "".join(map(clean, texts))
 
 
 EMPTY_TURN = {"role": "assistant", "content": ""}

@@ -8,7 +8,7 @@ from typing import Any
 from outpace.api.infill import parse_template
 from outpace.constraint.cloze import Hole
 from outpace.errors import OptionError
-from outpace.server.http_error import HttpError
+from outpace.server.http_error import CONTEXT_CODE, HttpError
 from outpace.server.models import HostedModel
 from outpace.server.schema import BaseRequest, ChatRequest, CompletionRequest
 
@@ -108,7 +108,7 @@ def request_prompts(
             f"{field}: prompt is too long: at most {max_characters} characters can fit the maximum "
             "context length",
             param=field,
-            code="context_length_exceeded",
+            code=CONTEXT_CODE,
         )
     if request.extension.fill:
         assert isinstance(request, ChatRequest | CompletionRequest)

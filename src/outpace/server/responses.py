@@ -31,6 +31,7 @@ from outpace.server.schema import (
     ShortText,
     StrictModel,
     check_schema_type,
+    join_texts,
     read_type,
     result_part_tag,
 )
@@ -303,10 +304,6 @@ def starts_turn(turn: dict[str, Any], item: object) -> bool:
         case CallItem():
             return False
     return True
-
-
-def join_texts(content: str | Sequence[InputText | OtherPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
 def declare_tool(tool: FunctionTool) -> dict[str, Any]:

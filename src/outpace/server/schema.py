@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Unpack
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self, Unpack
 
 from pydantic import (
     AfterValidator,
@@ -37,7 +37,7 @@ from outpace.constraint.calls import MAX_CALLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError
-from outpace.field_types import Bounds
+from outpace.field_types import MAX_COUNT, Bounds
 from outpace.server.option_types import Whole, bounded_type
 
 MAX_BODY_BYTES = 2 * 2**20
@@ -87,6 +87,18 @@ class OtherPart(OpenModel):
         return self.tool_name or f"[{self.type}: left out, since the model reads only text]"
 
 
+class HasText(Protocol):
+    """Any part of a content."""
+
+    @property
+    def text(self) -> str: ...
+
+
+def join_texts(content: str | Sequence[HasText] | None) -> str:
+    """Return the text of a content."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
 def result_part_tag(part: object) -> str:
     """Return the tag of a part of a tool's result."""
     kind = read_type(part)
@@ -105,13 +117,9 @@ ContentRule = AfterValidator(require_content), Field(validate_default=True)
 """Validators of the content of a message, after its role."""
 
 
-MAX_TOP_K = 2**31 - 1
-"""Maximum `top_k`, which excludes no token."""
-
-
 def disable_top_k(value: object) -> object:
     """Return the `top_k` that excludes no token for 0 and -1, by which other servers disable it."""
-    return MAX_TOP_K if value in (0, -1) and not isinstance(value, bool) else value
+    return MAX_COUNT if value in (0, -1) and not isinstance(value, bool) else value
 
 
 def read_limit(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -383,7 +391,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-TopK = Annotated[Whole, Field(ge=1, le=MAX_TOP_K), BeforeValidator(disable_top_k)]
+TopK = Annotated[Whole, Field(ge=1, le=MAX_COUNT), BeforeValidator(disable_top_k)]
 
 JSON_TYPES: dict[str, Any] = {
     "max_tokens": Annotated[bounded_type(REQUEST_OPTIONS["max_tokens"]), WrapValidator(read_limit)],

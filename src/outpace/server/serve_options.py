@@ -16,11 +16,9 @@ Seconds = Annotated[float, Bounds(0, 86400, above=True)]
 class ServerOptions:
     """Settings of a server as a whole, shared by flags and TOML."""
 
-    host: Annotated[str, "Address to listen on.", Info(group="server", usual="127.0.0.1")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[str, "Address to listen on.", Info(group="server", usual=True)] = "127.0.0.1"
     port: Annotated[
-        int, Bounds(0, 65535), "Port; 0 for any free one.", Info(group="server", usual="8000")
+        int, Bounds(0, 65535), "Port; 0 for any free one.", Info(group="server", usual=True)
     ] = 8000
     api_key: Annotated[str | None, "Key that clients must send.", Info(group="server")] = None
     api_key_file: Annotated[
@@ -33,7 +31,7 @@ class ServerOptions:
         int,
         Bounds(0),
         "Maximum number of waiting requests per model. Running ones do not count.",
-        Info(group="server", usual="256"),
+        Info(group="server", usual=True),
     ] = 256
     read_seconds: Annotated[
         Seconds,
@@ -44,13 +42,13 @@ class ServerOptions:
         float,
         Bounds(0, 86400),
         "Seconds that running requests may take after SIGTERM.",
-        Info(group="server", usual="30"),
+        Info(group="server", usual=True),
     ] = 30.0
     step_seconds: Annotated[
         float,
         Bounds(1, 86400),
         "Maximum seconds of an engine step. A longer one ends the process.",
-        Info(group="server", usual="60"),
+        Info(group="server", usual=True),
     ] = 60.0
     verbose: Annotated[
         bool, "Also log requests, and the choices for this processor.", Info(group="server")
@@ -58,7 +56,7 @@ class ServerOptions:
     log_format: Annotated[
         Literal["text", "json"],
         "Format of the log: text, or json, which includes requests.",
-        Info(group="server", typed=str, usual="text"),
+        Info(group="server", typed=str, usual=True),
     ] = "text"
 
 

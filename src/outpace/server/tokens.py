@@ -39,7 +39,8 @@ async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
     handler = RequestHandler(service, parse_prompt_request(body))
     if len(handler.prompts) > 1:
         raise HttpError(400, "prompt: must be one prompt here", param="prompt")
-    await service.client.update_stats()
+    if handler.model.entry.lazy or not handler.model.engine.cache_usage:
+        await service.client.update_stats()
     tokens, length = await encode_prompt(handler), handler.model.context_length
     return {"count": len(tokens), "max_model_len": length, "tokens": tokens}
 
