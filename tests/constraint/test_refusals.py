@@ -48,11 +48,15 @@ def chain(count: int, link: str = "{}", name: str = "r{}", last: str = '"b"') ->
     return "\n".join([f"start: {name.format(0)}", *rules, f"{name.format(count)}: {last}"])
 
 
-def growing(levels: int) -> str:
+def growing(levels: int, name: str = "{}") -> str:
     """Return a grammar with a schema that doubles at each level where it is expanded."""
-    each = [{"minItems": 1, "$ref": f"#/$defs/{number + 1}"} for number in range(levels)]
-    defs: dict[str, Any] = {str(n): {"prefixItems": [each[n]] * 2} for n in range(levels)}
-    whole = {"$ref": "#/$defs/0", "$defs": {**defs, str(levels): {"type": "array"}}}
+    names = [name.format(number) for number in range(levels + 1)]
+    refs = [f"#/$defs/{each.replace('/', '~1')}" for each in names]
+    defs: dict[str, Any] = {
+        each: {"prefixItems": [{"minItems": 1, "$ref": ref}] * 2}
+        for each, ref in zip(names, refs[1:], strict=False)
+    }
+    whole = {"$ref": refs[0], "$defs": {**defs, names[-1]: {"type": "array"}}}
     return f"start: %json {json.dumps(whole)}"
 
 
@@ -104,6 +108,7 @@ BAD: list[tuple[str, Any]] = [
     ("grammar", chain(6000, name="T{}")),
     ("grammar", chain(40, "{0} {0}", name="T{}")),
     ("grammar", growing(22)),
+    ("grammar", growing(22, "a/{}")),
     ("grammar", 'start: %json {"items": ' + '{"items": ' * 9000 + "{}" + "}" * 9001),
     ("grammar", "start: %json {a"),
     ("grammar", "start: " + "a{" * 30_000 + "b" + "}" * 30_000),

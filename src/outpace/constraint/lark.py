@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NamedTuple
 
-from outpace.constraint.keywords import ANNOTATION_KEYWORDS
+from outpace.constraint.keywords import ANNOTATION_KEYWORDS, resolve_reference
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.schema import check_schema_limits
 
@@ -199,9 +199,10 @@ class SchemaSizes:
         """Return the size of the target of a reference, which is measured once."""
         if reference not in self.measured:
             self.measured[reference] = SchemaSize()  # within itself
-            found = self.root
-            for step in reference.split("/")[1:]:
-                found = found.get(step) if isinstance(found, Mapping) else None
+            try:
+                found = resolve_reference(self.root, reference, "#")
+            except ValueError:
+                found = None  # llguidance refuses it
             self.measured[reference] = self.measure(found, expands=True)
         return self.measured[reference]
 
