@@ -92,6 +92,14 @@ def events(client: TestClient, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def body_of(path: str, words: str, length: int, **fields: Any) -> dict[str, Any]:
+    """A request of any API with a text and a length."""
+    text = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+    most = "max_output_tokens" if text == "input" else "max_tokens"
+    asked = [{"role": "user", "content": words}] if text == "messages" else words
+    return {"model": "tiny-ar", text: asked, most: length, **fields}
+
+
 def token_counts(answer: dict[str, Any]) -> dict[str, int]:
     """Return the numbers of tokens, without those that happened to be in the cache."""
     usage = dict(answer["usage"])

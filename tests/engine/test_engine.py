@@ -198,15 +198,15 @@ def test_requests_that_lose_their_memory_begin_again(methods: list[Method], coun
         for _ in range(2)
     ]
     asked = [rng.choice(kinds) for _ in range(count)]
-    heard: list[list[int]] = [[] for _ in asked]
+    lengths: list[list[int]] = [[] for _ in asked]
     jobs: list[Job] = []
-    for request, told in zip(asked, heard, strict=True):
-        jobs.append(request.submit(engine, lambda seq, told=told: told.append(len(seq.tokens))))
+    for request, sent in zip(asked, lengths, strict=True):
+        jobs.append(request.submit(engine, lambda seq, sent=sent: sent.append(len(seq.tokens))))
         if len(jobs) % 100 == 0:
             finish(engine)
     finish(engine)
     assert [result(job)[:2] for job in jobs] == [alone(request)[:2] for request in asked]
-    assert all(told == sorted(told) for told in heard)  # no text is sent twice
+    assert all(sent == sorted(sent) for sent in lengths)  # no text is sent twice
     begun = [
         sum(step.start == 0 and step.model == "target" for step in job.trace)
         for job in jobs

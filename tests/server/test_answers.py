@@ -10,6 +10,7 @@ from asking import (
     PAIRS,
     QUESTION,
     ask,
+    body_of,
     chat,
     completion,
     events,
@@ -65,19 +66,17 @@ def test_answer_equals_library(client: TestClient) -> None:
 
 
 CACHED = {
-    "/v1/chat/completions": ("messages", "max_tokens", "prompt_tokens_details"),
-    "/v1/completions": ("prompt", "max_tokens", "prompt_tokens_details"),
-    "/v1/messages": ("messages", "max_tokens", None),
-    "/v1/responses": ("input", "max_output_tokens", "input_tokens_details"),
+    "/v1/chat/completions": "prompt_tokens_details",
+    "/v1/completions": "prompt_tokens_details",
+    "/v1/messages": None,
+    "/v1/responses": "input_tokens_details",
 }
 
 
 @pytest.mark.parametrize("path", CACHED)
 def test_cached_tokens_are_shown(client: TestClient, path: str) -> None:
-    text, length, details = CACHED[path]
-    words = f"{path} " + "counts what the cache holds of a prompt " * 4
-    asked = [{"role": "user", "content": words}] if text == "messages" else words
-    body = {"model": "tiny-ar", text: asked, length: 2}
+    details = CACHED[path]
+    body = body_of(path, f"{path} " + "counts what the cache holds of a prompt " * 4, 2)
     usages = [client.post(path, json=body).json()["usage"] for _ in range(2)]
     cached = [
         usage["cache_read_input_tokens"] if details is None else usage[details]["cached_tokens"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import ask, chat, events, http_scope, route, text_of
+from asking import ask, body_of, chat, events, http_scope, route, text_of
 from outpace.methods import D2F
 from outpace.server.app import build_server_app
 from outpace.server.http_error import HttpError
@@ -98,12 +98,7 @@ PINGS = {
 def test_silent_streams_send_pings(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    text, length = {
-        "/v1/completions": ("prompt", "max_tokens"),
-        "/v1/responses": ("input", "max_output_tokens"),
-    }.get(path, ("messages", "max_tokens"))
-    asked = [{"role": "user", "content": "Hi"}] if text == "messages" else "Hi"
-    body = {"model": "tiny-ar", text: asked, length: 40, "stream": True}
+    body = body_of(path, "Hi", 40, stream=True)
     silent = client.post(path, json=body).text
     monkeypatch.setattr("outpace.server.request_handler.PING_SECONDS", 1e-5)
     pinged = client.post(path, json=body).text

@@ -39,7 +39,7 @@ class RowSpan:
     """Memory of the sequence."""
     tree: Tree | None = None
     """Ancestor masks of draft rows; each of these rows also sees its own slot. None without a tree.
-    Ancestor masks of draft rows; each of these rows also sees its own slot. None without a tree."""
+    """
     settled: int = 0
     """Slot before which no later forward of the sequence starts."""
 

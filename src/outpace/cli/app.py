@@ -179,12 +179,12 @@ def run_command(command: Any, words: Sequence[str], start: Any = None) -> int:
 
 def suggest_method(error: BadParameter, words: Sequence[str]) -> str:
     """Return which `--method` has a flag that is unknown without it; empty if there is none."""
-    from outpace.field_types import list_options
-    from outpace.methods import METHODS
-
     option = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
     flags = () if error.ctx is None else (flag.name for flag in error.ctx.command.params)
-    names = [name for name, kind in METHODS.items() if option in list_options(kind)]
-    if not names or "method" not in flags or "--method" in flag_values(words):
+    if not option or "method" not in flags or "--method" in flag_values(words):
         return ""
-    return f"; with --method, it is an option of {', '.join(names)}"
+    from outpace.field_types import list_options
+    from outpace.methods import METHODS  # their options load PyTorch
+
+    names = [name for name, kind in METHODS.items() if option in list_options(kind)]
+    return f"; with --method, it is an option of {', '.join(names)}" if names else ""

@@ -109,7 +109,6 @@ def flag_name(option: str) -> str:
 
 
 def complete_method(incomplete: str) -> list[str]:
-
     return [name for name in (AUTO_METHOD, *METHODS) if name.startswith(incomplete)]
 
 

@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; a plot {install_extra('plot')}") from error
 
-__all__ = ["Axes", "Figure", "draw_slots", "new_figure", "save_figure"]
+__all__ = ["Axes", "draw_slots", "new_figure", "save_figure"]
 
 STATE_COLOURS = ("white", "#e3e3e3", "#d95f0e", "#74a9cf", "#023858")
 CELL = 0.085

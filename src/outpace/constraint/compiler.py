@@ -21,6 +21,7 @@ from outpace.constraint.grammar import (
     GrammarConstraint,
     GrammarVocabulary,
 )
+from outpace.constraint.loosened import LISTS, MAPPINGS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.constraint.schema import LARGE_COUNT, check_schema_limits, schema_dfa
@@ -124,9 +125,6 @@ class PaddedHoleAutomaton(HoleAutomaton):
     is_padded = True
 
 
-NAMED_SUBSCHEMAS = ("properties", "$defs", "definitions")
-"""Keywords that matter for upper counts, by the form of their values."""
-LISTED_SUBSCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
 INNER_SUBSCHEMAS = ("items", "additionalProperties")
 COUNT_KEYWORDS = ("type", "$ref", "maxLength", "maxItems")
 """Keywords that matter for upper counts, by what they have."""
@@ -187,9 +185,9 @@ def count_schema(schema: Any) -> Any:
         return schema
     found: dict[str, Any] = {}
     for name, rule in schema.items():
-        if name in NAMED_SUBSCHEMAS and isinstance(rule, dict):
+        if name in MAPPINGS and isinstance(rule, dict):
             found[name] = {key: count_schema(part) for key, part in rule.items()}
-        elif name in LISTED_SUBSCHEMAS and isinstance(rule, list):
+        elif name in LISTS and isinstance(rule, list):
             found[name] = [count_schema(part) for part in rule]
         elif name in INNER_SUBSCHEMAS:
             found[name] = count_schema(rule)
@@ -345,10 +343,8 @@ class Compiler:
             tokens = self.grammar_vocabulary(key.size)
             return CompiledGrammar.from_source(*key.rule, tokens, key.ends)
         formats = [each for each in (key.calls, key.thoughts) if each is not None]
-        make, vocabulary = (
-            HOLE_AUTOMATA.get(name, TokenAutomaton),
-            self.token_vocabulary(key.size, *formats),
-        )
+        make = HOLE_AUTOMATA.get(name, TokenAutomaton)
+        vocabulary = self.token_vocabulary(key.size, *formats)
         if name == "tools":
             return compile_tools(key, (room, vocabulary.max_token_bytes), vocabulary)
         try:

@@ -317,11 +317,7 @@ def minimize_dfa(dfa: Dfa) -> Dfa:
 
 
 def dfa_accepts(dfa: Dfa, text: bytes) -> bool:
-    state = 0 if len(dfa.table) else -1
-    for byte in text:
-        if state < 0:
-            return False
-        state = int(dfa.table[state, byte])
+    state = dfa.walk(text) if len(dfa.table) else -1
     return state >= 0 and bool(dfa.accepts[state])
 
 

@@ -129,12 +129,12 @@ class CompiledGrammar:
 def compile_matcher(tokens: Any, kind: str, source: str, options: Any) -> tuple[Any, float]:
     from llguidance import LLMatcher
 
-    parse: dict[str, Callable[[str], str]] = {
-        "grammar": lambda text: LLMatcher.grammar_from_lark(add_spacing(text)),
-        "schema": lambda text: LLMatcher.grammar_from_json_schema(text, overrides=options),
-    }
     began = time.thread_time()
-    matcher = LLMatcher(tokens, parse[kind](source), log_level=0)
+    if kind == "grammar":
+        grammar = LLMatcher.grammar_from_lark(add_spacing(source))
+    else:
+        grammar = LLMatcher.grammar_from_json_schema(source, overrides=options)
+    matcher = LLMatcher(tokens, grammar, log_level=0)
     seconds = time.thread_time() - began
     if matcher.is_error():
         raise ValueError(first_line(matcher.get_error()))

@@ -115,7 +115,7 @@ def read_prompt_set(
     Raises:
         ValueError: If a file or line is invalid, or no prompt is left for training.
     """
-    if isinstance(held_out, bool) or not (is_finite_real(held_out) and 0 <= held_out < 1):
+    if not (is_finite_real(held_out) and 0 <= held_out < 1):
         raise OptionError("held_out", held_out, "must be a share of at least 0 and below 1")
     index, read, overlapping = OverlapIndex(exclude), 0, Counter[str]()
     remaining: dict[bytes, tuple[str, ChatPrompt]] = {}

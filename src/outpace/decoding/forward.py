@@ -43,7 +43,7 @@ class Forward:
     """
 
     ids: Sequence[int]
-    """N token ids, in slot order."""
+    """The n token ids, in slot order."""
     start: int
     """Row i is stored in slot `start + i`."""
     pattern: Pattern = CAUSAL
@@ -246,7 +246,7 @@ class Prediction:
     """`f32[r]` on the host for each score that the read requests."""
     top: np.ndarray[Any, np.dtype[np.float64]] | None = None
     """Ids and log-probabilities of the most probable tokens, `f64[2, count, r]` on the host, where
-    the request wants them."""
+    the request asks for them."""
     logits: Tensor | None = None
     """`[r, vocab]` on the device, where the read keeps them."""
     features: Tensor | None = None
@@ -254,7 +254,7 @@ class Prediction:
 
     @property
     def logprobs(self) -> list[float] | None:
-        """Log-probabilities of the tokens, where the request wants them."""
+        """Log-probabilities of the tokens, where the request asks for them."""
         if "logprob" not in self.scores:
             return None
         found: list[float] = self.scores["logprob"].tolist()

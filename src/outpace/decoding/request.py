@@ -85,7 +85,7 @@ class Step:
     drafted: int = 0
     """Number of draft tokens that this forward verified."""
     accepted: int = 0
-    """Number of those that were committed."""
+    """Number of these drafts that were committed."""
     cached: int = field(default=0, compare=False)
     """Number of leading rows that did not run, since the prefix cache had them."""
 
@@ -114,11 +114,11 @@ class Request:
     """Number of most probable tokens wanted with the log-probability of each token of the prompt;
     None if these are not wanted."""
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
-    """Log-probabilities of the prompt's tokens after the first, once known."""
+    """Log-probabilities of the prompt's tokens after the first, once computed."""
     choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Tokens of each text whose log-probability after the prompt is wanted."""
     choice_scores: dict[str, float] = field(default_factory=dict)
-    """Log-probabilities of `choices`, once known."""
+    """Log-probabilities of `choices`, once computed."""
     processors: tuple[Processor, ...] = ()
     """Logits processors, applied before the logits are read."""
     canvas: Sequence[int] = ()

@@ -127,9 +127,7 @@ class Engine:
     def schedule_step(self) -> tuple[Runner | None, list[Work]]:
         """Return the first model with jobs that can run, and their forwards."""
         for runner in self.runners:
-            if any(job.runner is runner for job in self.running) and (
-                work := self.schedule_pass(runner)
-            ):
+            if work := self.schedule_pass(runner):
                 return runner, work
         return None, []
 

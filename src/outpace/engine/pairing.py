@@ -306,8 +306,8 @@ class MethodSelector:
             may_be_head = accepts_head(type(method))
             if may_be_head and self.checkpoint.config.mtp_heads:
                 return {**models, "draft": head_name(self.checkpoint.name)}
-            kinds = {each: name for name, each in METHODS.items()}
-            name = kinds.get(type(method), type(method).__name__)
+            kind = type(method)
+            name = next((name for name, each in METHODS.items() if each is kind), kind.__name__)
             try:
                 models["draft"] = find_local_draft(self.checkpoint.name, name)
             except OptionError as error:

@@ -139,7 +139,7 @@ class DeltaState:
             beta: weight of each correction, `f32[H, n]`.
         """
         count, before = k.shape[1], self.num_rows
-        # Rows since the state are run with those before them, whose corrections are known.
+        # Rows since the state are run with those before them, whose corrections exist already.
         keys, decay = torch.cat((self.keys, k), 1), torch.cat((self.decay, decay), 1)
         decays = add_decays(decay)
         total = decays[:, before:]
@@ -147,7 +147,7 @@ class DeltaState:
         if count > 1:
             later = torch.ones(between.shape[1:], dtype=torch.bool, device=k.device)
             between = between.masked_fill(later.triu(before + 1), -torch.inf)
-        # Keys are read like queries: what is stored under a key must be known to correct it.
+        # Keys are read like queries: a correction needs what is stored under its key.
         queries, factor = torch.cat((k, q), 1), between.exp().float()
         known, read = (queries @ self.state).split(count, 1)
         overlap, scores = (

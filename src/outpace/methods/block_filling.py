@@ -46,9 +46,6 @@ class BlockFilling(Method):
     ] = None
     """The sub-blocks of Fast-dLLM v2."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def needed_scores(self) -> tuple[Rank, ...]:
         wanted = {self.order}

@@ -31,8 +31,8 @@ def check_default(method: Any, *names: str, reason: str) -> None:
     options = list_options(method.__class__)
     for name in names:
         if (value := getattr(method, name)) != options[name].default:
-            message = f"{name} cannot be used with {reason}, got {value!r}: leave it unset"
-            raise OptionError(name, value, message)
+            problem = f"cannot be used with {reason}, got {value!r}: leave it unset"
+            raise OptionError(name, value, problem)
 
 
 def decode_plain(
@@ -150,5 +150,4 @@ def check_least(least: int | None, **most: int | None) -> None:
     """Raise `OptionError` for an invalid lower bound of an option that a `Pace` varies."""
     ((name, value),) = most.items()
     if least is not None and (value is None or not 1 <= least <= value):
-        message = f"least must be between 1 and {name}={value}, got {least}: set both"
-        raise OptionError("least", least, message)
+        raise OptionError("least", least, f"must be between 1 and {name}={value}, with both set")

@@ -104,9 +104,11 @@ class GatedDelta(nn.Module):
     ) -> tuple[Tensor, list[SequenceStates]]:
         """Run the rows of all sequences, one after another; does what a `RunRows` does."""
         outputs, found = [], []
-        inputs = mixed.new_zeros(self.sizes.taps - 1, self.sizes.mixed_size)
         for rows in sequences:
-            state = rows.state or DeltaState.blank(self.sizes.state_shape, inputs)
+            state = rows.state
+            if state is None:
+                inputs = mixed.new_zeros(self.sizes.taps - 1, self.sizes.mixed_size)
+                state = DeltaState.blank(self.sizes.state_shape, inputs)
             parts = mixed[rows.rows], decay[rows.rows], beta[rows.rows]
             out, states = self.run_sequence(state, parts, rows.settled, rows.copied)
             outputs.append(out)

@@ -66,7 +66,7 @@ def save_checkpoint(
             if first:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-            # Nobody can write before the folder exists.
+            # No process can write before the folder exists.
             if together is not None:
                 together.wait_for_everyone()
             weights = {

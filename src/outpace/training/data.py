@@ -262,7 +262,7 @@ class Data:
     """The token that ends a response; the tokenizer's end-of-sequence by default."""
     longest: Annotated[int, Bounds(2, MAX_COUNT)] = 4096
     """Maximum tokens of an example; longer ones are truncated. Also limited by the model's length.
-    Maximum tokens of an example; longer ones are truncated. Also limited by the model's length."""
+    """
     features: str | None = None
     """For a draft, a folder for the target's features of all examples, which are computed once and
     then read instead of being recomputed in each step."""

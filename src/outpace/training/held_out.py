@@ -69,7 +69,7 @@ class HeldOut:
 
     path: str | tuple[str, ...]
     """Source of the examples, as `Data.path`; generated problems use `story:test` or `table:test`.
-    Source of the examples, as `Data.path`; generated problems use `story:test` or `table:test`."""
+    """
     fields: tuple[str, str] | None = None
     """Names of the prompt and response fields; as in the data by default."""
     every: Count = 200

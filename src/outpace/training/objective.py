@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from outpace.field_types import check_fields
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.transformer import Stack, Transformer
@@ -99,6 +100,9 @@ class Objective:
     """Roles of the reference models that the loss needs."""
     method: ClassVar[str | None] = None
     """Decoding method that it trains for, if not the default of the model's family."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def needs_teacher(self) -> bool:

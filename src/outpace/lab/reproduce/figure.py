@@ -99,14 +99,6 @@ class Scale:
         return [entry for line in self.entries for entry in line]
 
     @property
-    def longest(self) -> int:
-        """The most tokens of an answer."""
-        return self.max_tokens or max(
-            find_setting(self.task, entry.protocol or self.protocol).max_tokens
-            for entry in self.every
-        )
-
-    @property
     def given(self) -> dict[str, None]:
         """The models whose paths the user gives, without their prefix."""
         names = [name for entry in self.every for name in entry.model_names]

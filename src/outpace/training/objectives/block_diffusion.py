@@ -10,7 +10,7 @@ import torch
 from numpy.random import Generator
 
 from outpace.decoding.target import Kind
-from outpace.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_fields
+from outpace.field_types import Bounds, Count, OpenFraction, TokenId, Weight
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.objective import Objective
@@ -53,7 +53,7 @@ class BlockDiffusion(Objective):
     """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.complement and self.weighting != "uniform":
             raise ValueError(f"complement needs weighting uniform, got {self.weighting!r}")
 

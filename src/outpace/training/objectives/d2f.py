@@ -21,15 +21,7 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.target import Kind
 from outpace.errors import OptionError
-from outpace.field_types import (
-    Bounds,
-    Count,
-    Fraction,
-    NonNegativeInt,
-    TokenId,
-    Weight,
-    check_fields,
-)
+from outpace.field_types import Bounds, Count, Fraction, NonNegativeInt, TokenId, Weight
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states, plan_row_attention
@@ -145,7 +137,7 @@ class D2F(Objective):
     random steps, on average to halfway to the upper bound."""
     monotone: bool = True
     """If false, each block's fraction is drawn independently, the baseline in Table 4 of the paper.
-    If false, each block's fraction is drawn independently, the baseline in Table 4 of the paper."""
+    """
     hard: Fraction = 0.0
     """Weight of the true token in the target distribution; 1 trains without a teacher."""
     reverse: bool = False
@@ -168,7 +160,7 @@ class D2F(Objective):
     """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
             raise OptionError(
                 "noise", self.noise, "must be two fractions above 0 in ascending order"

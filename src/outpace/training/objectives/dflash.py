@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from outpace.attention.ranges import causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
-from outpace.field_types import Bounds, Count, Fraction, TokenId, Weight, check_fields
+from outpace.field_types import Bounds, Count, Fraction, TokenId, Weight
 from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.draft import BlockDraft, ChainedDraft, DFlashFusedDraft, Draft, DSparkDraft
@@ -138,9 +138,6 @@ class DFlash(Objective):
     """Maximum positions of the draft; set by it."""
     shift: Annotated[int, Bounds(0, 1)] | None = None
     """1 if row p - 1 predicts slot p, 0 if row p does; set by the draft."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def bind(self, config: ModelConfig) -> Self:
         """Set what depends on the draft; `ValueError` unless it is a masked draft."""

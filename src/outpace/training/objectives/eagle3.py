@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from outpace.attention.ranges import RowRange, TrainingAttention, causal_ranges, find_documents
 from outpace.decoding.target import Kind
-from outpace.field_types import Count, Fraction, check_fields
+from outpace.field_types import Count, Fraction
 from outpace.models.config import ModelConfig
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
@@ -50,9 +50,6 @@ class Eagle3(Objective):
     """Weight of a step relative to the previous one."""
     length: Count | None = None
     """Maximum positions of the draft; set by it."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def feature_spec(self, config: ModelConfig) -> FeatureSpec:
         """Return the states of the draft's feature layers and of the target's head."""

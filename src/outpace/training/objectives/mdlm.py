@@ -24,7 +24,6 @@ from outpace.field_types import (
     PositiveFloat,
     TokenId,
     Weight,
-    check_fields,
 )
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
@@ -102,7 +101,7 @@ class MDLM(Objective):
     """The mask token; set by the model."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.suffix + self.anchored + self.causal > 1:
             raise ValueError(
                 "the sum of suffix, anchored and causal must be at most 1, got "

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.random import Generator
 
-from outpace.field_types import Weight, check_fields
+from outpace.field_types import Weight
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.objective import Objective
@@ -23,9 +23,6 @@ class SFT(Objective):
     """Weight of prompt tokens in the loss; 0 uses the response only."""
     mark_weight: Weight = 1.0
     """Weight of marked response tokens (see `Data.mark`)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def bind(self, config: ModelConfig) -> Self:
         """Raise `ValueError` unless the shift is 1; otherwise a row's input would be its label."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.decoding.target import CAUSAL_KINDS
 from outpace.errors import OptionError
-from outpace.field_types import Count, Fraction, NonNegativeInt, TokenId, Weight, check_fields
+from outpace.field_types import Count, Fraction, NonNegativeInt, TokenId, Weight
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states
@@ -67,7 +67,7 @@ class WeDLM(Objective):
     """Maximum positions of the model; set by it."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not self.block_lengths:
             raise OptionError("block", self.block, "must be a length of at least 1, or several")
         low, high = self.ratios
