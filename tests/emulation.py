@@ -156,15 +156,16 @@ def rounding_calls() -> Iterator[Call]:
 
 
 def attention_calls(isa: Isa) -> Iterator[Call]:
-    """Attention of both dtypes, with trees, windows and sinks, over scattered pages."""
-    for (heads, kv_heads, size), dtype, has_sinks in combinations(
-        ((4, 2, 16), (2, 1, 80), (9, 1, 48)), (torch.float32, torch.bfloat16), (False, True)
+    """Attention of all dtypes, with trees, windows and sinks, over scattered pages."""
+    dtypes = torch.float32, torch.bfloat16
+    for (heads, kv_heads, size), dtype, cached, has_sinks in combinations(
+        *(((4, 2, 16), (2, 1, 80), (9, 1, 48)), dtypes, (*dtypes, torch.float16), (False, True))
     ):
         spans = spans_of(ASKED, 140)
-        memory = random(2, len(ASKED) * 144, kv_heads, size).to(dtype)
+        memory = random(2, len(ASKED) * 144, kv_heads, size).to(cached)
         q = random(spans[-1].rows.stop, heads, size, seed=1).to(dtype)
         layers = [memory[0].clone()] * len(WINDOWS), [memory[1].clone()] * len(WINDOWS)
-        backend = CompiledAttention(DenseAttention(*layers, heads, WINDOWS))
+        backend = CompiledAttention(DenseAttention(*layers, heads, WINDOWS, dtype=dtype))
         sinks = random(heads, seed=4) if has_sinks else None
         for layer in range(len(WINDOWS)):
             yield record_attention(isa, backend, spans, q, layer, sinks)

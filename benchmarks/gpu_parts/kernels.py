@@ -163,7 +163,7 @@ def attending(
 ) -> Callable[[], Tensor]:
     """One layer's attention by a back end, planned."""
     one: Backend = select_backend(
-        name, [keys], [values], q.shape[1], (), page=PAGE_SIZE, double=False
+        *(name, [keys], [values], q.shape[1], ()), page=PAGE_SIZE, dtype=q.dtype, double=False
     )
     spans, nothing = load.spans(), q.new_zeros(0, *keys.shape[1:])
     numbers = [torch.from_numpy(each).to(q.device) for each in one.plan_arrays(spans)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, compiled, paged
-from outpace.attention.batch import AttentionBatch
+from outpace.attention.batch import AttentionBatch, Backend
 from outpace.attention.bounds import latest_bits, page_tables, row_bounds
 from outpace.attention.by_shape import ShapedAttention, backend_by_shape
 from outpace.attention.choice import BACKEND_NAMES, select_backend
@@ -35,7 +35,7 @@ from refusal import refuses
 from spans import AHEAD, FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
-MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), PAGE_SIZE)
+MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), PAGE_SIZE, torch.float32)
 needs_loop = pytest.mark.skipif(
     MISSING is not None, reason="no compiled loop: apt-get install gcc, and reinstall outpace"
 )
@@ -43,6 +43,7 @@ NAMES = [pytest.param("compiled", marks=needs_loop), "triton"]
 DTYPES = [torch.float32, torch.bfloat16]
 PUBLISHED = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128), (20, 1, 256)]
 TOLERANCE = {
+    ("dense", torch.float32): {"atol": 2e-6, "rtol": 0.0},
     ("compiled", torch.float32): {"atol": 2e-6, "rtol": 0.0},
     ("compiled", torch.bfloat16): {"atol": 2e-6, "rtol": 2**-8},
     ("triton", torch.float32): {"atol": 1e-5, "rtol": 0.0},
@@ -66,21 +67,24 @@ def compare(
     *,
     windows: Sequence[AttentionWindow] = (),
     sinks: Tensor | None = None,
+    cached: torch.dtype | None = None,
     **options: Any,
 ) -> None:
     """Compare a back end with the reference in float64 over the same memory."""
     heads, kv_heads, dim = shape
     spans = spans_of(asked, size)
     slots = len(asked) * -(-size // PAGE_SIZE) * PAGE_SIZE
-    memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
+    memory = random(2, kv_heads, slots, dim).to(cached or dtype).transpose(1, 2)
     rows = spans[-1].rows.stop
     # A view of the fused query, key and value projection, as in a model.
     q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
-    dense = DenseAttention([memory[0]] * 2, [memory[1]] * 2, heads, windows)
+    dense = DenseAttention([memory[0]] * 2, [memory[1]] * 2, heads, windows, dtype=dtype)
     exact = DenseAttention([memory[0].double()] * 2, [memory[1].double()] * 2, heads, windows)
     options = {"page": PAGE_SIZE, "processors": 4, **options}
-    ours = CompiledAttention(dense) if name == "compiled" else PagedAttention(dense, **options)
-    assert ours.plan_arrays(spans)
+    ours: Backend = dense
+    if name != "dense":
+        ours = CompiledAttention(dense) if name == "compiled" else PagedAttention(dense, **options)
+        assert ours.plan_arrays(spans)
     for layer in range(2 if windows else 1):
         own = None if sinks is None else sinks.double()
         wanted = attend(exact, spans, q.double(), layer, own)
@@ -94,6 +98,12 @@ def compare(
 @pytest.mark.parametrize("asked", [PLAIN, [*PLAIN, *TREES]], ids=["plain", "trees"])
 def test_small_heads_equal_dense(name: str, dtype: torch.dtype, asked: list) -> None:
     compare(name, (6, 2, 32), dtype, asked)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "dense"])
+@pytest.mark.parametrize("cached", [torch.bfloat16, torch.float16], ids=str)
+def test_queries_attend_over_narrower_keys(name: str, cached: torch.dtype) -> None:
+    compare(name, (6, 2, 32), torch.float32, [*PLAIN, *TREES], cached=cached)
 
 
 @pytest.mark.nightly
@@ -238,7 +248,8 @@ def test_layers_of_two_shapes_attend_as_each_alone(name: str, pattern: object) -
     keys, values = ([each[part] for each in memory] for part in (0, 1))
 
     def select(keys: Any, values: Any, windows: Any) -> Any:
-        return select_backend(name, keys, values, HEADS, windows, page=PAGE_SIZE, double=False)
+        form: dict[str, Any] = {"dtype": torch.float32, "double": False}
+        return select_backend(name, keys, values, HEADS, windows, page=PAGE_SIZE, **form)
 
     try:
         ours = backend_by_shape(keys, values, WINDOWS, select)
@@ -272,7 +283,7 @@ def choose(
 ) -> Any:
     """Create a back end over a small cache."""
     keys = [torch.zeros(64, 2, dim, dtype=dtype)]
-    return select_backend(name, keys, keys, 4, (), page=page, double=double)
+    return select_backend(name, keys, keys, 4, (), page=page, dtype=dtype, double=double)
 
 
 def test_a_device_without_a_figure_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -280,7 +291,8 @@ def test_a_device_without_a_figure_is_reported_once(caplog: pytest.LogCaptureFix
     choice.warn_unproven_device.cache_clear()
     for _ in range(2):
         choose("dense")
-        select_backend("dense", keys, keys, 4, (), page=PAGE_SIZE, double=False)
+        form: dict[str, Any] = {"dtype": torch.float32, "double": False}
+        select_backend("dense", keys, keys, 4, (), page=PAGE_SIZE, **form)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 

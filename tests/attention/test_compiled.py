@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
     reason="no compiled loop: apt-get install gcc, and reinstall outpace",
 )
 DTYPES = [torch.float32, torch.bfloat16]
+CACHES = [*DTYPES, torch.float16]
 MIXED = [
     (60, 1, "causal"),
     (9, 16, "full"),
@@ -40,27 +41,31 @@ class Pass:
         asked: Sequence[tuple[int, int, object]],
         dtype: torch.dtype = torch.float32,
         shape: tuple[int, int, int] = (8, 2, 64),
+        cached: torch.dtype | None = None,
     ) -> None:
         heads, kv_heads, dim = shape
         size = 140
         self.spans = spans_of(asked, size)
         slots = len(asked) * -(-size // PAGE_SIZE) * PAGE_SIZE
-        self.keys, self.values = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
+        memory = random(2, kv_heads, slots, dim).to(cached or dtype)
+        self.keys, self.values = memory.transpose(1, 2)
         self.q = random(self.spans[-1].rows.stop, heads, dim, seed=1).to(dtype)
-        self.backend = CompiledAttention(DenseAttention([self.keys], [self.values], heads))
+        dense = DenseAttention([self.keys], [self.values], heads, dtype=dtype)
+        self.backend = CompiledAttention(dense)
 
     def run(self, sinks: Tensor | None = None) -> Tensor:
         return attend(self.backend, self.spans, self.q, 0, sinks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cached", CACHES, ids=str)
 def test_instruction_sets_give_the_same_bits(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, cached: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for loop in filter(has_isa, ATTENTION_LOOPS):
         monkeypatch.setattr(compiled, "find_attention_loop", lambda loop=loop: loop)
-        found.append(Pass(MIXED, dtype, (9, 3, 80)).run(random(9, seed=3)))
+        found.append(Pass(MIXED, dtype, (9, 3, 80), cached).run(random(9, seed=3)))
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
@@ -84,9 +89,12 @@ def test_large_scores_stay_finite() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cached", CACHES, ids=str)
+def test_a_row_is_batch_invariant(
+    dtype: torch.dtype, cached: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "thread_count", lambda work: 3)
-    own = Pass([*MIXED, (0, 40, "causal")], dtype, (14, 2, 64))
+    own = Pass([*MIXED, (0, 40, "causal")], dtype, (14, 2, 64), cached)
     whole = own.run()
     for span in own.spans:
         parts = span.start, span.num_visible, span.visible_ends, span.pages, span.tree
@@ -100,11 +108,14 @@ def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cached", CACHES, ids=str)
 @pytest.mark.parametrize("root", [60, 64, 79])
-def test_a_branch_has_the_bits_of_a_text(dtype: torch.dtype, root: int) -> None:
+def test_a_branch_has_the_bits_of_a_text(
+    dtype: torch.dtype, cached: torch.dtype, root: int
+) -> None:
     parents, branch = [-1, -1, 0, 0, 1, *[2] * 12, 16, 17, 3], [0, 2, 16, 17, 18]
     text, tree = (root, len(branch), "causal"), (root, 20, Tree.from_parents(root, parents))
-    own = Pass([text, tree], dtype, (14, 2, 64))
+    own = Pass([text, tree], dtype, (14, 2, 64), cached)
     first, second = own.spans
     mine, other = (torch.from_numpy(span.pages.slots[:100]) for span in own.spans)
     places = torch.tensor(branch)

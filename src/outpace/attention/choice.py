@@ -55,6 +55,7 @@ def select_backend(
     attention_windows: Sequence[AttentionWindow],
     *,
     page: int,
+    dtype: torch.dtype,
     double: bool,
     pad_work: bool = False,
 ) -> Backend:
@@ -67,6 +68,7 @@ def select_backend(
         heads: number of query heads, H.
         attention_windows: what each layer shows of the visible slots.
         page: slots per page.
+        dtype: data type of queries and results.
         double: whether to attend in float64.
         pad_work: whether to pad the work of the Triton kernel, so that passes have equal shapes
             (needed for CUDA graphs).
@@ -74,7 +76,7 @@ def select_backend(
     like = keys[0]
     check_backend(attention, like.device)
     warn_unproven_device(like.device.type)
-    dense = DenseAttention(keys, values, heads, attention_windows, double=double)
+    dense = DenseAttention(keys, values, heads, attention_windows, dtype=dtype, double=double)
     where = f"attention on {like.device.type} in {str(like.dtype).removeprefix('torch.')}"
     usual = "triton" if like.device.type == "cuda" else "compiled"
     wanted = usual if attention == "auto" else attention
@@ -84,11 +86,11 @@ def select_backend(
         LOG.info("%s: dense", where)
         return dense
     if wanted == "compiled":
-        reason = compiled.compiled_unfit_reason(like, page)
+        reason = compiled.compiled_unfit_reason(like, page, dtype)
     elif (reason := triton_missing_reason(like.device)) is None:
         from outpace.attention.paged import paged_unfit_reason
 
-        reason = paged_unfit_reason(like, page, double)
+        reason = paged_unfit_reason(like, page, dtype, double)
     if reason is None:
         LOG.info("%s: %s", where, wanted)
         return build_backend(wanted, dense, page, pad_work)

@@ -25,6 +25,11 @@ from outpace.models.config import AttentionWindow
 CHUNK_ROWS = 16
 """Rows of a sequence that read a page together."""
 
+QUERY_DTYPES = torch.float32, torch.bfloat16
+
+CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Numbers of the cache, as attend.c counts them."""
+
 HEAD_SIZE_MULTIPLE, MAX_LOOP_HEAD_SIZE, LOOP_PAGE_SLOTS = 16, 256, 16
 """Required divisor of the head size, its maximum, and the slots per page."""
 
@@ -37,13 +42,14 @@ class AttendArguments(Structure):
     """Arguments of the loop for one layer; see attend.c."""
 
     _fields_ = [
-        *((name, c_int) for name in ("isa", "half")),
+        *((name, c_int) for name in ("isa", "half", "cached")),
         *((name, c_long) for name in ("heads", "kv_heads", "size")),
         *((name, c_void_p) for name in ("q", "keys", "values")),
         *((name, c_long) for name in ("q_row", "q_head", "slot", "head")),
         *((name, c_void_p) for name in ("pages", "tables", "chunks")),
         ("num_chunks", c_long),
-        *((name, c_void_p) for name in ("low", "stop", "trunk", "bits", "own", "sinks", "out")),
+        *((name, c_void_p) for name in ("low", "stop", "trunk", "bits", "own", "sinks")),
+        *((name, c_void_p) for name in ("key_scales", "value_scales", "out")),
         ("scale", c_float),
         ("threads", c_int),
     ]
@@ -62,12 +68,14 @@ def find_attention_loop() -> Isa | None:
     return next(filter(has_isa, ATTENTION_LOOPS), None)
 
 
-def compiled_unfit_reason(keys: Tensor, page: int) -> str | None:
-    """Return why the loop cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
+def compiled_unfit_reason(keys: Tensor, page: int, dtype: torch.dtype) -> str | None:
+    """Return why the loop cannot attend over `keys [S, K, D]` in a `dtype`, or None if it can."""
     if reason := compiled_missing_reason(keys.device):
         return reason
-    if keys.dtype not in (torch.float32, torch.bfloat16):
-        return f"it supports float32 and bfloat16, got {keys.dtype}"
+    if dtype not in QUERY_DTYPES:
+        return f"it supports float32 and bfloat16, got {dtype}"
+    if keys.dtype not in CACHE_DTYPES:
+        return f"it supports caches of float32, bfloat16 and float16, got {keys.dtype}"
     if (size := keys.shape[-1]) % HEAD_SIZE_MULTIPLE or size > MAX_LOOP_HEAD_SIZE:
         return (
             f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to "
@@ -92,6 +100,7 @@ class CompiledAttention:
             raise ValueError("keys and values of all layers must have one shape, layout and dtype")
         if self.keys[0].stride(-1) != 1:
             raise ValueError("the elements of a key must be contiguous")
+        self.dtype = dense.dtype
         self.loop = find_attention_loop()
         self.heads = self.kv_heads * dense.heads_per_kv_head
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
@@ -121,7 +130,8 @@ class CompiledAttention:
         # Equal in all layers; each adds its own addresses, just before it runs.
         common = {
             "isa": self.loop,
-            "half": keys.dtype == torch.bfloat16,
+            "half": self.dtype == torch.bfloat16,
+            "cached": CACHE_DTYPES[keys.dtype],
             "heads": self.heads,
             "kv_heads": self.kv_heads,
             "size": self.size,
@@ -149,11 +159,11 @@ class CompiledAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
-                raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe_tensor(q)}")
+            if q.shape != wanted or q.dtype != self.dtype or not q.is_cpu:
+                raise ValueError(f"q must be {wanted} of {self.dtype}, got {describe_tensor(q)}")
             if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k)
-                values.index_copy_(0, batch.write_slots, v)
+                keys.index_copy_(0, batch.write_slots, k.to(keys.dtype))
+                values.index_copy_(0, batch.write_slots, v.to(keys.dtype))
             # The loop reads rows at any distance, but the numbers of a row one after another.
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)

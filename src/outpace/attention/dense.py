@@ -110,8 +110,8 @@ class DenseAttention:
     """Attend with one call per sequence over a copy of its keys and values.
 
     `keys` and `values` are `[S, K, D]` per layer, and `heads` is the number of query heads.
-    With `double`, the result of a row is identical to the last bit of float32 whatever else a call
-    contains.
+    `dtype` is that of queries and results, by default that of the keys. With `double`, the result
+    of a row is identical to the last bit of float32 whatever else a call contains.
     """
 
     def __init__(
@@ -121,11 +121,12 @@ class DenseAttention:
         heads: int,
         attention_windows: Sequence[AttentionWindow] = (),
         *,
+        dtype: torch.dtype | None = None,
         double: bool = False,
     ) -> None:
         self.keys, self.values = keys, values
-        self.double = double
-        self.like = keys[0].new_empty(0, dtype=torch.float64) if double else keys[0]
+        self.dtype = dtype or keys[0].dtype
+        self.like = keys[0].new_empty(0, dtype=torch.float64 if double else self.dtype)
         self.heads_per_kv_head = heads // keys[0].shape[1]
         self.attention_windows = attention_windows or [AttentionWindow()] * len(keys)
 
@@ -147,19 +148,17 @@ class DenseAttention:
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k)
-                values.index_copy_(0, batch.write_slots, v)
-            own = calls[self.attention_windows[layer]]
+                keys.index_copy_(0, batch.write_slots, k.to(keys.dtype))
+                values.index_copy_(0, batch.write_slots, v.to(keys.dtype))
+            own, exact = calls[self.attention_windows[layer]], q.to(self.like.dtype)
             if len(own) == 1:
-                return own[0](q, keys, values, sinks)
+                return own[0](exact, keys, values, sinks).to(q.dtype)
             out = torch.empty_like(q)
             for call in own:
-                out[call.rows] = call(q, keys, values, sinks)
+                out[call.rows] = call(exact, keys, values, sinks)
             return out
 
-        if not self.double:
-            return attend
-        return lambda layer, q, k, v, sinks=None: attend(layer, q.double(), k, v, sinks).to(v.dtype)
+        return attend
 
 
 @dataclass(slots=True)

@@ -47,11 +47,11 @@ is_interpreted = not isinstance(attend.attend, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on a CPU."""
 
 
-def paged_unfit_reason(keys: Tensor, page: int, double: bool) -> str | None:
-    """Return why the kernel cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
-    dtype, size = keys.dtype, keys.shape[-1]
-    if dtype not in MAX_TILE_LANES:
-        return f"it supports float32, float16 and bfloat16, got {dtype}"
+def paged_unfit_reason(keys: Tensor, page: int, dtype: torch.dtype, double: bool) -> str | None:
+    """Return why the kernel cannot attend over `keys [S, K, D]` in a `dtype`, or None if it can."""
+    size = keys.shape[-1]
+    if unfit := {dtype, keys.dtype} - {*MAX_TILE_LANES}:
+        return f"it supports float32, float16 and bfloat16, got {unfit.pop()}"
     if double:
         return "int8 matrices require attention in double precision"
     if size > MAX_KERNEL_HEAD_SIZE:
@@ -209,6 +209,7 @@ class PagedAttention:
         self, dense: DenseAttention, *, page: int, processors: int, pad_work: bool = False
     ) -> None:
         self.page, self.processors, self.pad_work = page, processors, pad_work
+        self.dtype = dense.dtype
         self.keys, self.values, self.attention_windows = (
             dense.keys,
             dense.values,
@@ -220,7 +221,7 @@ class PagedAttention:
 
     def work_grid(self, spans: Sequence[RowSpan]) -> WorkGrid:
         """Return the grid for tiles as large as the longest forward needs."""
-        group, dtype = self.heads // self.kv_heads, self.keys[0].dtype
+        group, dtype = self.heads // self.kv_heads, self.dtype
         wanted = next_power_of_two(max(map(len, spans)) * group)
         lanes = max(16, next_power_of_two(group), min(wanted, MAX_TILE_LANES[dtype]))
         programs = ITEMS_PER_PROCESSOR * self.processors
@@ -260,8 +261,8 @@ class PagedAttention:
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k)
-                values.index_copy_(0, batch.write_slots, v)
+                keys.index_copy_(0, batch.write_slots, k.to(keys.dtype))
+                values.index_copy_(0, batch.write_slots, v.to(keys.dtype))
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend

@@ -110,6 +110,7 @@ class Runner:
             lambda keys, values, windows: select_backend(
                 *(attention, keys, values, self.config.heads, windows),
                 page=PAGE_SIZE,
+                dtype=weight.dtype,
                 double=double,
                 pad_work=record is not None,
             ),

@@ -10,7 +10,7 @@
 #include "isa.h"
 
 struct pass {
-    int isa, half; /* instruction set of the loop; numbers are bfloat16 */
+    int isa, half, cached; /* instruction set; queries and results are bfloat16; numbers of the cache */
     long heads, kv_heads, size;
     const char *q, *keys, *values;
     long q_row, q_head, slot, head; /* strides in numbers */
@@ -20,6 +20,7 @@ struct pass {
     const int64_t *low, *stop;         /* of each row */
     const int64_t *trunk, *bits, *own; /* with trees: root slot, ancestor mask, own slot; else null */
     const float *sinks;                /* of each head, or null */
+    const float *key_scales, *value_scales; /* of each slot of a head, with INT8 */
     char *out;
     float scale; /* of scores, in base-two logarithms */
     int threads;
@@ -29,12 +30,20 @@ struct pass {
 
 #include "parallel.h"
 
+/* Numbers of the cache. */
+enum cached { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+
 enum {
     PAGE = 16,
     ROWS = 16,  /* rows of a sequence that share a page while it is cached, */
     HEADS = 8,  /* and their heads */
     SIZE = 256, /* largest head */
 };
+
+/* Bytes of a number of the cache. */
+static inline long cached_bytes(const struct pass *pass) {
+    return pass->cached == FLOAT32 ? 4 : pass->cached == INT8 ? 1 : 2;
+}
 
 /* The bit of each slot of a page in a mask. */
 static const int32_t BITS[PAGE] = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
@@ -65,10 +74,10 @@ static inline int is_branch(const struct pass *pass, long row) {
 /* Request the keys and values of a page. Those of a text may lie anywhere, and a processor foresees only
    the bytes that follow: without it, attention over scattered pages took a fifth longer. */
 static inline void prefetch_page(const struct pass *pass, long at) {
-    const long length = PAGE * pass->size * (pass->half ? 2 : 4);
-    for (long line = 0; line < length; line += 64) {
-        __builtin_prefetch(pass->keys + at + line);
-        __builtin_prefetch(pass->values + at + line);
+    const long begin = at * cached_bytes(pass), length = PAGE * pass->size * cached_bytes(pass);
+    for (long line = begin; line < begin + length; line += 64) {
+        __builtin_prefetch(pass->keys + line);
+        __builtin_prefetch(pass->values + line);
     }
 }
 
@@ -88,13 +97,13 @@ static inline void prefetch_page(const struct pass *pass, long at) {
 
 typedef void attend(const struct pass *, const int64_t *, long first, long end, long from, long to, long kv_head);
 
-static attend *find_loop(int isa, int half) {
+static attend *find_loop(int isa) {
     switch (isa) {
 #if X86
-        case AVX512: return half ? attend_halves_avx512 : attend_floats_avx512;
-        default: return half ? attend_halves_avx2 : attend_floats_avx2;
+        case AVX512: return attend_avx512;
+        default: return attend_avx2;
 #else
-        default: return half ? attend_halves_neon : attend_floats_neon;
+        default: return attend_neon;
 #endif
     }
 }
@@ -123,7 +132,7 @@ void outpace_attend(const struct pass *pass) {
     const long shared = pass->heads / pass->kv_heads, least = pass->num_chunks * pass->kv_heads;
     long parts = (shared + HEADS - 1) / HEADS;
     while (parts < shared && least * parts < pass->threads) parts++;
-    struct items items = {pass, find_loop(pass->isa, pass->half), parts, (shared + parts - 1) / parts};
+    struct items items = {pass, find_loop(pass->isa), parts, (shared + parts - 1) / parts};
     run_parallel(least * parts, pass->threads, &items, attend_item);
 }
 

@@ -27,8 +27,7 @@ MERGE_COLUMNS = tl.constexpr(4)
 @triton.jit
 def accumulate_slots(
     sums, query, cache, bounds, begin, end, scale, N: tl.constexpr, PAGE: tl.constexpr,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
-    TREES: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, TREES: tl.constexpr,
 ):  # fmt: skip
     """Accumulate the slots `begin` to `end` for all lanes; `MASKED` unless all lanes see them.
 
@@ -48,11 +47,8 @@ def accumulate_slots(
         else:
             page = tl.load(table + slots // PAGE)
         at = (page * PAGE + slots % PAGE)[:, None] * slot_stride + dims[None, :]
-        k = tl.load(keys + at, mask=whole, other=0.0)
-        v = tl.load(values + at, mask=whole, other=0.0)
-        if UPCAST:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        k = tl.load(keys + at, mask=whole, other=0.0).to(query.dtype)
+        v = tl.load(values + at, mask=whole, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if MASKED:
             visible = (slots[None, :] >= low[:, None]) & (slots[None, :] < visible_end[:, None])
@@ -125,15 +121,15 @@ def attend(
     # Only the first and last slots need a mask.
     sums_of_lanes = accumulate_slots(
         sums_of_lanes, query, cache, seen, begin, full_begin, scale, N, PAGE, SIZE, WIDTH,
-        MASKED=True, UPCAST=UPCAST, TREES=TREES,
+        MASKED=True, TREES=TREES,
     )  # fmt: skip
     sums_of_lanes = accumulate_slots(
         sums_of_lanes, query, cache, seen, full_begin, full_end, scale, N, PAGE, SIZE, WIDTH,
-        MASKED=False, UPCAST=UPCAST, TREES=TREES,
+        MASKED=False, TREES=TREES,
     )  # fmt: skip
     sums_of_lanes = accumulate_slots(
         sums_of_lanes, query, cache, seen, full_end, end, scale, N, PAGE, SIZE, WIDTH,
-        MASKED=True, UPCAST=UPCAST, TREES=TREES,
+        MASKED=True, TREES=TREES,
     )  # fmt: skip
     store_result(
         out, sums, tops, sinks, sums_of_lanes, row, head, part + lanes // GROUP, real, whole,
