@@ -40,6 +40,8 @@ class Script:
         self.messages += messages
         self.charged.append(charge is not None)
 
+    def report_layer(self, size: float) -> None: ...
+
     def of(self, number: int) -> list[Event]:
         return [e for e in self.messages if isinstance(e, Event) and e.number == number]
 

@@ -269,7 +269,7 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
         served = AsyncLLM(broken)
         answer = await served.submit(QUESTION)
 
-        def fail() -> bool:
+        def fail(*_: Any) -> bool:
             raise OSError("a device that is lost")
 
         broken.driver.process_and_step = fail  # type: ignore[method-assign]

@@ -3,6 +3,8 @@
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,9 @@ from outpace.engine.job import DecodingError
 from outpace.server.engine_process import (
     HEARTBEAT_SECONDS,
     EngineConnection,
+    EngineProcess,
     FrameDecoder,
+    LoadCommand,
     decode_message,
     encode_frame,
     receive_object,
@@ -57,7 +61,25 @@ def test_heartbeats_are_sent(pair: tuple[socket.socket, socket.socket]) -> None:
     for _ in range(3):
         assert connection.receive_commands(None) == []
     assert time.monotonic() - began >= 2 * HEARTBEAT_SECONDS
-    assert receive_object(ours) == receive_object(ours) == []
+    assert receive_object(ours) == receive_object(ours) == [1.0]
+
+
+def test_heartbeats_of_a_pass(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Each change of the size, which the time limit follows, and few others, cross the border."""
+    ours, theirs = pair
+    send_object(theirs, {})
+    handle: Any = SimpleNamespace(process=None, socket=ours)
+    client = EngineProcess(LoadCommand(models={}, small=True), handle)
+    receive_object(theirs)
+    connection = EngineConnection(theirs)
+    for size in (1.0, 3.5, 3.5, 3.5, 1.0):
+        connection.report_layer(size)
+    frames = [receive_object(ours) for _ in range(3)]
+    assert frames == [[1.0], [3.5], [1.0]]
+    for frame in frames[:2]:
+        client.silent_seconds = 9.0
+        client.data_received(encode_frame(frame))
+    assert (client.layer_size, client.heartbeat) == (3.5, 0.0)
 
 
 def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -6,16 +6,22 @@ import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.testclient import TestClient
 
 from asking import ask, body_of, chat, events, http_scope, route, text_of
+from looped import submit
+from outpace import LLM
+from outpace.api.engine_thread import EngineThread
+from outpace.attention.batch import AttentionBatch
 from outpace.methods import D2F
+from outpace.models.attention import Attend
 from outpace.server.app import build_server_app
 from outpace.server.http_error import HttpError
 from outpace.server.service import Service
+from outpace.server.start import Settings
 
 LONG = chat(model="tiny-aux", max_tokens=400, ignore_eos=True)
 
@@ -194,7 +200,9 @@ def test_health_of_hanging_or_dead_engine(
     if engine["heartbeat"]:
         engine["heartbeat"] += time.monotonic()
     monkeypatch.setattr(
-        service, "client", SimpleNamespace(update_stats=service.client.update_stats, **engine)
+        service,
+        "client",
+        SimpleNamespace(update_stats=service.client.update_stats, layer_size=1.0, **engine),
     )
     for response in (
         client.get("/health"),
@@ -204,6 +212,29 @@ def test_health_of_hanging_or_dead_engine(
         assert response.status_code == 503
         assert "secret" not in response.text
     assert client.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize(("seconds", "hangs"), [([0.12] * 6, False), ([0.72, 0, 0, 0, 0, 0], True)])
+def test_a_step_is_alive_while_layers_end(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], hangs: bool
+) -> None:
+    llm, engine = LLM("tiny-ar"), EngineThread()
+    engine.add_model("x", llm)
+    service = Service({}, engine, cast(Settings, SimpleNamespace(step_seconds=0.36)))
+    backend = llm.target.backend
+    plan = backend.plan_pass
+
+    def plan_slow_pass(batch: AttentionBatch) -> Attend:
+        attend = plan(batch)
+        return lambda layer, *rows: (time.sleep(seconds[layer]), attend(layer, *rows))[1]
+
+    monkeypatch.setattr(backend, "plan_pass", plan_slow_pass)
+    engine.send_command(submit(1, max_tokens=1))
+    until = time.monotonic() + 1.2
+    while not (failure := service.failure) and time.monotonic() < until:
+        time.sleep(0.02)
+    engine.close()
+    assert bool(failure) == hangs
 
 
 def check_canvases(chunks: list[dict[str, Any]], plain: str) -> list[list[str | None]]:

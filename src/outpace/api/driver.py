@@ -9,6 +9,7 @@ from threading import Condition, get_ident
 
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
+from outpace.engine.runner import LayerReport
 from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
@@ -109,10 +110,10 @@ class Driver:
                 with self.step_finished:
                     self.step_finished.notify_all()
 
-    def process_and_step(self) -> bool:
+    def process_and_step(self, report: LayerReport | None = None) -> bool:
         """Process the inbox, then step the engine."""
         self.process_inbox()
-        return self.engine.step()
+        return self.engine.step(report)
 
     def process_inbox(self) -> bool:
         """Apply the queued submissions and cancellations."""

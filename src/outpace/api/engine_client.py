@@ -78,7 +78,8 @@ class InspectCommand(NamedTuple):
 EngineCommand = SubmitCommand | CancelCommand | RemoveCommand | InspectCommand
 
 
-EngineMessage = Event | dict[str, Stats]
+EngineMessage = Event | dict[str, Stats] | float
+"""An event of a request, statistics, or the size of the pass in progress as a heartbeat."""
 
 ChargeCallback = Callable[[float], None]
 """Receives the CPU seconds that a notification has cost."""
@@ -94,6 +95,9 @@ class CommandConnection(Protocol):
         self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
     ) -> None:
         """Send messages, and `charge` their cost elsewhere; raises `ConnectionEndedError`."""
+
+    def report_layer(self, size: float) -> None:
+        """Report that a layer begins, of this many times the ordinary size."""
 
 
 EMPTY_STATS = Stats(waiting=0, running=0, models=())
@@ -114,6 +118,7 @@ class EngineClient(ABC):
     Attributes:
         requests: Unfinished requests by number.
         error: Exception that ended the loop, if any.
+        layer_size: Size of a layer of the current pass, a factor on its time limit.
         CLOSED_MESSAGE: Error message of requests after `close`.
     """
 
@@ -124,6 +129,7 @@ class EngineClient(ABC):
         self.request_numbers = count()
         self.error: BaseException | None = None
         self.is_closed = False
+        self.layer_size = 1.0
 
     @property
     def is_alive(self) -> bool:
@@ -133,7 +139,7 @@ class EngineClient(ABC):
     @property
     @abstractmethod
     def heartbeat(self) -> float:
-        """Value of `time.monotonic` at the start of the current step; 0 between steps."""
+        """Value of `time.monotonic` at the last report of the current step; 0 between steps."""
 
     @property
     @abstractmethod

@@ -472,7 +472,7 @@ class EngineLoop:
 
     def step_model(self, model: ServedModel) -> bool:
         """Step an engine and collect its events, all of them if no request is left."""
-        more = model.driver.process_and_step()
+        more = model.driver.process_and_step(self.connection.report_layer)
         began = time.thread_time()
         complete = self.is_due or not more
         if events := model.take_events(complete):

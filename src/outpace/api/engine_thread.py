@@ -41,7 +41,7 @@ class EngineThread(EngineClient):
     def __init__(self) -> None:
         super().__init__()
         self.command_queue: SimpleQueue[EngineCommand | None] = SimpleQueue()
-        self.step_started = 0.0
+        self.last_report = 0.0
         self.loop = EngineLoop(self)
         self.thread = Thread(target=self.run_loop, name="outpace-engine", daemon=True)
         self.thread.start()
@@ -69,13 +69,13 @@ class EngineThread(EngineClient):
             LOG.exception("the engine loop has ended")
             self.error = error
         finally:
-            self.step_started = 0.0
+            self.last_report = 0.0
             self.fail_requests()
 
     @property
     def heartbeat(self) -> float:
-        """Value of `time.monotonic` at the start of the current round; 0 between rounds."""
-        return self.step_started
+        """Value of `time.monotonic` at the last report of the current round; 0 between rounds."""
+        return self.last_report
 
     @property
     def stats(self) -> Mapping[str, Stats]:
@@ -99,14 +99,18 @@ class EngineThread(EngineClient):
 
     def receive_commands(self, seconds: float | None) -> list[EngineCommand]:
         """Wait for commands, in the thread of the loop."""
-        self.step_started = 0.0
+        self.last_report = 0.0
         found: list[EngineCommand] = []
         with suppress(Empty):
             while (command := self.command_queue.get(timeout=0 if found else seconds)) is not None:
                 found.append(command)
             raise ConnectionEndedError
-        self.step_started = time.monotonic()
+        self.report_layer(1.0)
         return found
+
+    def report_layer(self, size: float) -> None:
+        """Note that a layer begins, in the thread of the loop."""
+        self.layer_size, self.last_report = size, time.monotonic()
 
     def send_messages(
         self, messages: Sequence[EngineMessage], charge: ChargeCallback | None

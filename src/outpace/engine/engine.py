@@ -19,7 +19,7 @@ from outpace.engine.job import DecodingError, Job, is_device_lost
 from outpace.engine.pack import ScheduledForward
 from outpace.engine.prefix import PrefixStats
 from outpace.engine.readout import LaunchedPass
-from outpace.engine.runner import Runner
+from outpace.engine.runner import LayerReport, Runner
 from outpace.field_types import PositiveInt, check_value
 
 LOG = logging.getLogger(__name__)
@@ -92,10 +92,11 @@ class Engine:
             self.queue.append(job)
         return job
 
-    def step(self) -> bool:
+    def step(self, report: LayerReport | None = None) -> bool:
         """Run one pass of the first model that a job waits for; return False if none waits.
 
-        Drafts come before targets. Listeners are called while a device computes, on a CPU directly.
+        Drafts come before targets. Listeners are called while a device computes, on a CPU directly,
+        and `report` while layers do.
         """
         if self.needs_recovery:
             self.recover()
@@ -105,6 +106,7 @@ class Engine:
         has_work = any(job.runner for job in self.running)
         runner, work = self.schedule_step()
         if runner is not None:
+            runner.report = report
             measured = (
                 self.controllers.pass_controllers(work, len(self.running))
                 if self.controllers

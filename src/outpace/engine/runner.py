@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
@@ -34,9 +34,16 @@ from outpace.engine.readout import (
 )
 from outpace.engine.recurrent import RecurrentPass
 from outpace.models.adapted import ModelUpdates
+from outpace.models.attention import Attend
 from outpace.models.draft import ChainedDraft
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
+
+LAYER_PAIRS = 2**24
+"""Pairs of rows and the slots that they may see in a layer of ordinary size."""
+
+LayerReport = Callable[[float], None]
+"""Receives the size of a pass, in layers of ordinary size and at least 1, as its layers end."""
 
 
 class CacheUsage(NamedTuple):
@@ -123,6 +130,9 @@ class Runner:
         self.prefix_cache = self.build_prefix_cache() if prefix_cache else None
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
+        self.report: LayerReport | None = None
+        """Called as each layer of a pass, or a chunk of its reads, begins."""
+        self.pass_size = 1.0
 
     def build_prefix_cache(self) -> PrefixCache | None:
         """Create a prefix cache; None if the model cannot have one."""
@@ -214,6 +224,8 @@ class Runner:
     def launch_pass(self, forwards: Sequence[ScheduledForward]) -> LaunchedPass:
         """Start one ragged pass over the forwards, without waiting for the device."""
         requested, began = forwards, time.perf_counter()
+        pairs = sum(len(forward.ids) * forward.end for forward in forwards)
+        self.pass_size = max(1.0, pairs / LAYER_PAIRS)
         if self.graphs is not None:
             forwards = self.graphs.pad_pass(forwards)
         packed = pack_pass(forwards, self.buffer, self.backend)
@@ -248,7 +260,7 @@ class Runner:
         # On a CPU the last block skips rows without wanted logits, unless adapters count all rows.
         skips = self.device.type == "cpu" and not (self.adapters and self.adapters.is_active)
         within = packed.wanted if skips else None
-        attend = self.backend.plan_pass(batch)
+        attend = self.report_layers(self.backend.plan_pass(batch))
         if self.config.delta is not None:
             copies = self.prefix_cache is not None and self.cache.has_state_room
             attend = RecurrentPass(attend, batch.spans, copies=copies)
@@ -260,6 +272,19 @@ class Runner:
         if packed.wanted is not None and within is None:
             hidden = hidden[packed.wanted]
         return hidden, captured
+
+    def report_layers(self, attend: Attend) -> Attend:
+        """Return attention that reports each of its layers, where a report is wanted."""
+        if (report := self.report) is None:
+            return attend
+
+        def attend_and_report(
+            layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+        ) -> Tensor:
+            report(self.pass_size)
+            return attend(layer, q, k, v, sinks)
+
+        return attend_and_report
 
     def read_chunks(
         self, hidden: Tensor, forwards: Sequence[ScheduledForward], packed: PackedPass
@@ -280,6 +305,8 @@ class Runner:
             exact = self.uses_float32 or group.keep or group.needs_all_rows or group.has_processors
             counts, whole = list(map(len, group.slots)), group.needs_all_rows or draft is not None
             for rows in split_chunks(counts, self.read_rows, whole=whole):
+                if self.report is not None:
+                    self.report(self.pass_size)
                 own = slice(first + rows.start, first + rows.stop)
                 logits = self.compute_logits(hidden, own, exact)
                 parts.append(read(hidden[own], logits, rows))

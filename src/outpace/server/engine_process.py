@@ -47,7 +47,7 @@ LENGTH_HEADER = Struct("!Q")
 """Length of each object, sent before it."""
 
 HEARTBEAT_SECONDS = 0.1
-"""Interval after which an idle engine process sends an empty message as a heartbeat."""
+"""Interval after which an engine process without messages sends the size of its pass."""
 
 MAX_RECEIVE_BYTES = 2**18
 """Maximum number of bytes that the engine process receives between two steps."""
@@ -122,16 +122,21 @@ class EngineConnection:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.inbox = FrameDecoder()
-        self.sent = 0.0
+        self.sent, self.sent_size = 0.0, 1.0
 
     def receive_commands(self, seconds: float | None) -> Sequence[EngineCommand]:
         """Wait for commands, at most until the next heartbeat is due."""
-        if time.monotonic() > self.sent + HEARTBEAT_SECONDS:
-            self.send_messages([], None)
+        self.report_layer(1.0)
         seconds = HEARTBEAT_SECONDS if seconds is None else min(seconds, HEARTBEAT_SECONDS)
         if not select.select([self.socket], [], [], seconds)[0]:
             return []
         return [*self.inbox.feed(receive_some(self.socket, MAX_RECEIVE_BYTES))]
+
+    def report_layer(self, size: float) -> None:
+        """Send a heartbeat if one is due, or if its time limit changes."""
+        if size != self.sent_size or time.monotonic() > self.sent + HEARTBEAT_SECONDS:
+            self.sent_size = size
+            self.send_messages([size], None)
 
     def send_messages(
         self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
@@ -169,7 +174,7 @@ def portable_error(error: BaseException) -> BaseException:
 
 
 MAX_MISSED_HEARTBEATS = 10
-"""Missed heartbeats after which the current engine step counts as hanging."""
+"""Missed heartbeats after which the time since the last one is measured."""
 
 EXIT_SECONDS = 1.0
 """Seconds in which an idle process stores its measurements and exits."""
@@ -241,7 +246,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
 
     @property
     def heartbeat(self) -> float:
-        """Start time of the step that has been silent too long; 0 while heartbeats arrive."""
+        """Value of `time.monotonic` at the last data; 0 while heartbeats arrive."""
         return (
             time.monotonic() - self.silent_seconds
             if self.silent_seconds > MAX_MISSED_HEARTBEATS * HEARTBEAT_SECONDS
@@ -275,7 +280,9 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         self.silent_seconds = 0.0
         for messages in self.inbox.feed(data):
             for message in map(decode_message, messages):
-                if isinstance(message, dict):
+                if isinstance(message, float):
+                    self.layer_size = message
+                elif isinstance(message, dict):
                     self.latest_stats = message
                     self.stats_received.set()
                 elif (request := self.requests.get(message.number)) is not None:

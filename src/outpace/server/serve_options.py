@@ -47,7 +47,7 @@ class ServerOptions:
     step_seconds: Annotated[
         float,
         Bounds(1, 86400),
-        "Maximum seconds of an engine step. A longer one ends the process.",
+        "Maximum seconds of a layer of 4,096 rows; a longer one ends the process.",
         Info(group="server", usual=True),
     ] = 60.0
     verbose: Annotated[

@@ -136,11 +136,12 @@ class Service:
     @property
     def failure(self) -> str | None:
         """Why the server cannot answer requests any more; None while it can."""
-        began = self.client.heartbeat
+        reported = self.client.heartbeat
+        limit = self.settings.step_seconds * self.client.layer_size
         if self.client.error is not None or not self.client.is_alive:
             return "the engine has stopped"
-        if began and time.monotonic() - began > self.settings.step_seconds:
-            return f"a step of the engine takes more than {self.settings.step_seconds:g} seconds"
+        if reported and time.monotonic() - reported > limit:
+            return f"a layer of a step of the engine takes more than {limit:g} seconds"
         return None
 
     def check_ready(self) -> None:
