@@ -273,7 +273,7 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/health", response_class=Response, responses=document.answer_responses(503))
     async def health() -> Response:
-        """Check that the engine is running and no step takes too long."""
+        """Check that the engine is running and no layer takes too long."""
         if failure := service.failure:
             raise HttpError(503, failure)
         return json_response({"status": "ok"})
