@@ -29,14 +29,12 @@ from pathlib import Path
 import numpy as np
 
 import soak
+from client import Client, RequestBody, RequestRecord, send_at_random
 from curve import Point
 from harness import Bar, Row, Timing, alternate, arguments, finish, prepare, ratio, save, show
 from harness import median as median_of
 from methods import POINTS
 from outpace import LLM
-from outpace.lab.client import Client, RequestBody
-from outpace.lab.load import Poisson
-from outpace.lab.load_figures import RequestRecord
 from served import Served, Task, capacity, closed, expect, lost, pages, served, tasks
 
 STREAMS = 32
@@ -234,7 +232,7 @@ def overload(options: argparse.Namespace) -> Result:
             served = await capacity(client, least, 2 * QUEUE)
             count = max(int(3 * served * options.seconds), 1)
             bodies = [task.body() for task in tasks(count)]
-            await Poisson(rate=3 * served).send_all(bodies, ask)
+            await send_at_random(bodies, ask, 3 * served)
             held = await lost(client)
         kinds = Counter(exchange.error or "answered" for exchange in exchanges)
         refused = [1e3 * each.e2e for each in exchanges if each.error == "429"]

@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from client import Client, RequestBody, RequestRecord, send_in_streams
 from curve import Point
 from methods import POINTS
 from outpace.api.options import Options
-from outpace.lab.client import Client, RequestBody
-from outpace.lab.load import ClosedLoop, Workload
-from outpace.lab.load_figures import RequestRecord
 from outpace.lab.run import questions_of
 from outpace.methods import METHODS
 
@@ -126,13 +124,15 @@ class Task:
         """As a server takes it."""
         method = self.point.method
         chosen = {"method": NAMES[type(method)], "options": asdict(method)}
-        return Workload(
-            model=self.point.model,
-            prompts=[self.prompt],
-            seed=self.seed,
-            fields={"max_tokens": self.tokens, "temperature": self.temperature, "outpace": chosen},
-            stream=stream,
-        ).request_body(0)
+        return {
+            "model": self.point.model,
+            "messages": [{"role": "user", "content": self.prompt}],
+            "max_tokens": self.tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stream": stream,
+            "outpace": chosen,
+        }
 
     def options(self) -> Options:
         """As an engine takes it."""
@@ -168,14 +168,13 @@ async def closed(
     async def ask(body: RequestBody) -> None:
         found[id(body)] = await client.send_request(body)
 
-    await ClosedLoop(concurrency=concurrency).send_all(bodies, ask)
+    await send_in_streams(bodies, ask, concurrency)
     return [found[id(body)] for body in bodies]
 
 
 async def metric(client: Client, name: str) -> float:
     """A gauge of the server, summed over its labels."""
-    root = client.url.removesuffix("/v1")
-    async with client.session.get(f"{root}/metrics") as reply:
+    async with client.session.get(f"{client.url}/metrics") as reply:
         text = await reply.text()
     values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
     if not values:

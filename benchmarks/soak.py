@@ -15,8 +15,8 @@ from statistics import median
 import matplotlib
 import numpy as np
 
+from client import Client, RequestBody
 from harness import Bar, Row
-from outpace.lab.client import Client, RequestBody
 from served import Served, capacity, lost, pages, served, tasks
 
 matplotlib.use("Agg")

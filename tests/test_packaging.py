@@ -77,7 +77,7 @@ def test_metadata_say_what_it_is(wheel: dict[str, bytes | int]) -> None:
     message = HeaderParser().parsestr(text.decode())
     kinds = message.get_all("Classifier") or []
     assert {f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13, 14)} <= set(kinds)
-    extras = {"train", "plot", "evaluate", "load", "serve", "constrain", "docs", "dev"}
+    extras = {"train", "plot", "evaluate", "serve", "constrain", "docs", "dev"}
     assert extras <= set(message.get_all("Provides-Extra") or [])
     assert message["Description-Content-Type"] == "text/markdown"
 

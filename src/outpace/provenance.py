@@ -16,10 +16,10 @@ from outpace.measurements import cpu_model
 from outpace.version import __version__
 
 
-def provenance_record(secret: str | None = None) -> dict[str, Any]:
+def provenance_record() -> dict[str, Any]:
     """Return what determines the numbers of a run, as JSON fields.
 
-    Absolute paths in the command are reduced to their last part; `secret` is removed.
+    Absolute paths in the command are reduced to their last part.
     """
     import numpy
     import torch
@@ -27,7 +27,7 @@ def provenance_record(secret: str | None = None) -> dict[str, Any]:
     return {
         "outpace": __version__,
         "revision": source_revision(),
-        "command": [redact_argument(word, secret) for word in sys.argv],
+        "command": [redact_argument(word) for word in sys.argv],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -41,12 +41,11 @@ def provenance_record(secret: str | None = None) -> dict[str, Any]:
     }
 
 
-def redact_argument(argument: str, secret: str | None) -> str:
-    """Return one word of the command line without absolute folders and without the secret."""
+def redact_argument(argument: str) -> str:
+    """Return one word of the command line without absolute folders."""
     # A word may be a model with its method, `MODEL METHOD draft=PATH`, or a path with spaces.
     parts = [argument] if os.path.exists(argument) else re.split(r"([\s=]+)", argument)
-    name = "".join(Path(part).name if os.path.isabs(part) else part for part in parts)
-    return name.replace(secret, "…") if secret else name
+    return "".join(Path(part).name if os.path.isabs(part) else part for part in parts)
 
 
 def source_revision() -> str | None:

@@ -51,6 +51,8 @@ SMOKES = [
     ("gpu", "--cpu-smoke"),
     ("infilling", "--limit 1 --only tiny-wedlm"),
     ("host_time", "--rounds 1 --tokens 4 --batch 1 2"),
+    ("load", "--streams 1 2 --requests 4 --warmup 1"),
+    ("load", "--rate 20 --requests 4 --warmup 1"),
     ("methods", "--limit 1 --max-tokens 16"),
     ("quality", "--limit 2 --mixed 12 --max-tokens 12"),
     ("pace", "--rounds 1 --tokens 4 --batch 1 2 --only Speculative"),

@@ -409,7 +409,7 @@ def test_only_the_terminal_wraps_help(outpace, monkeypatch):
     ("words", "completed"),
     [
         ("outpace gen", "generate"),
-        ("outpace benchmark ser", "serve"),
+        ("outpace benchmark met", "methods"),
         ("outpace generate tiny-dre", "tiny-dream"),
         ("outpace generate m --method loo", "lookup"),
         ("outpace generate m --method=apd --verif", "--verifier"),

@@ -41,7 +41,6 @@ COMMANDS = {
     "methods": "outpace.cli.lists:methods",
     "recipes": "outpace.cli.training:recipes_group",
     "benchmark methods": "outpace.lab.commands.benchmark_methods:benchmark_methods",
-    "benchmark serve": "outpace.lab.commands.benchmark_serve:benchmark_serve",
 }
 """Module and function of each command."""
 
@@ -57,7 +56,7 @@ def load_command(words: Sequence[str]) -> Any:
     names = [word for word in words if not word.startswith("-")][:2]
     app = Typer(context_settings={"help_option_names": ["-h", "--help"]})
     app.callback()(outpace)
-    benchmarks = Typer(help="Benchmark methods or a server.")
+    benchmarks = Typer(help="Benchmark methods.")
     # Reading the texts of all other commands would take a third of the start.
     named = [path for path in COMMANDS if path.split() == names[: len(path.split())]]
     for path in named or COMMANDS:

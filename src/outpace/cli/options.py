@@ -65,16 +65,6 @@ def format_value(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:
-    """Return a method as sent to a server, with the options that are set.
-
-    The server validates missing options.
-    """
-    from outpace.methods.options import open_method
-
-    return {"method": name, "options": parse_options(open_method(name), values)}
-
-
 def parse_options(kind: type[Method], values: Mapping[str, str]) -> dict[str, Any]:
     """Parse option values of a method; values of unknown options stay strings."""
     options = list_options(kind)
@@ -120,12 +110,9 @@ def make_method_flag() -> Any:
 
 if TYPE_CHECKING:
     MethodFlag = Method | None
-    MethodFieldFlag = Mapping[str, Any] | None
 else:
     MethodFlag = Annotated[str | None, make_method_flag()]
     """Annotation of a command's method."""
-    MethodFieldFlag = Annotated[str | None, make_method_flag()]
-    """Annotation of a method as it is sent to a server."""
 
 
 def add_method_flags(function: Callable[..., None], name: str | None) -> Callable[..., None]:
@@ -137,14 +124,12 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
         kind = open_method(name)
     flags = [method_parameter(kind, each) for each in list_options(kind).values()] if kind else []
     parameters = inspect.signature(function, eval_str=True).parameters
-    is_field = parameters["method"].annotation is MethodFieldFlag
-    make: Callable[..., Any] = method_request if is_field else parse_method
 
     def call_with_method(**arguments: Any) -> None:
         values = {p.name: arguments.pop(p.name) for p in flags}
         method_name = arguments.pop("method")
         texts = {option: text for option, text in values.items() if text is not None}
-        method = None if method_name in (None, AUTO_METHOD) else make(method_name, texts)
+        method = None if method_name in (None, AUTO_METHOD) else parse_method(method_name, texts)
         function(method=method, **arguments)
 
     return wrap_command(call_with_method, function, [*parameters.values(), *flags])

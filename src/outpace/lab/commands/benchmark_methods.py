@@ -26,7 +26,6 @@ from outpace.cli.flags import (
 from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.field_types import check_at_least_one
-from outpace.lab.commands.benchmark_serve import format_number, parse_numbers
 from outpace.lab.commands.report import show_truncated
 from outpace.lab.commands.task_flags import TASK_FLAGS, TaskFlags
 from outpace.lab.protocol import Question, Setting, find_setting
@@ -198,7 +197,10 @@ def check_complete(sides: Sequence[Side], rounds: int) -> None:
 
 
 def parse_counts(text: str, name: str) -> list[int]:
-    parsed = parse_numbers(text, int, name)
+    try:
+        parsed = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(name, text, "must be a list of numbers such as 1,2,4") from None
     for number in parsed:
         check_at_least_one(**{name: number})
     return parsed
@@ -304,6 +306,10 @@ def results_table(results: Sequence[SideFigures]) -> Table:
             format_ratio(each),
         )
     return table
+
+
+def format_number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def format_rate(result: SideFigures) -> str:
