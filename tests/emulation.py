@@ -38,7 +38,7 @@ from outpace.kernels.packed import (
 )
 from outpace.models.config import AttentionWindow
 from packing import pack_blocks, random_blocks
-from spans import FAR, TREE, attend, random, spans_of
+from spans import FAR, TREE, attend, random, spans_of, stored
 
 NUMBER, ARRAY, OUTPUT = range(3)
 MULTIPLY, PACK, UNPACK, MULTIPLY_PACKED, ROUND_INT4, ATTEND, RECUR = range(1, 8)
@@ -159,12 +159,13 @@ def attention_calls(isa: Isa) -> Iterator[Call]:
     """Attention of all dtypes, with trees, windows and sinks, over scattered pages."""
     dtypes = torch.float32, torch.bfloat16
     for (heads, kv_heads, size), dtype, cached, has_sinks in combinations(
-        *(((4, 2, 16), (2, 1, 80), (9, 1, 48)), dtypes, (*dtypes, torch.float16), (False, True))
+        *(((4, 2, 16), (2, 1, 80), (9, 1, 48)), dtypes),
+        *((*dtypes, torch.float16, torch.int8), (False, True)),
     ):
         spans = spans_of(ASKED, 140)
-        memory = random(2, len(ASKED) * 144, kv_heads, size).to(cached)
+        memory = random(2, len(ASKED) * 144, kv_heads, size)
         q = random(spans[-1].rows.stop, heads, size, seed=1).to(dtype)
-        layers = [memory[0].clone()] * len(WINDOWS), [memory[1].clone()] * len(WINDOWS)
+        layers = ([stored(each, cached).contiguous()] * len(WINDOWS) for each in memory)
         backend = CompiledAttention(DenseAttention(*layers, heads, WINDOWS, dtype=dtype))
         sinks = random(heads, seed=4) if has_sinks else None
         for layer in range(len(WINDOWS)):

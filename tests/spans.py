@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, Backend, RowSpan
+from outpace.attention.cached import stored_size, write_rows
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE_SIZE, PageTable
 
@@ -20,6 +21,14 @@ In the third, three rows see each other."""
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stored(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `rows [S, K, D]` as a cache stores them; the slots of a head are contiguous."""
+    slots, heads, size = rows.shape
+    cached = torch.zeros(heads, slots, stored_size(size, dtype), dtype=dtype).transpose(0, 1)
+    write_rows(cached, torch.arange(slots), rows)
+    return cached
 
 
 def scattered(count: int, size: int, seed: int) -> list[PageTable]:
@@ -62,6 +71,6 @@ def attend(
     """Attend with queries over the cache of a back end, without new keys."""
     numbers = [torch.from_numpy(each) for each in backend.plan_arrays(spans)]
     none = torch.zeros(0, dtype=torch.int64)
-    nothing = q.new_zeros(0, *backend.keys[0].shape[1:])
+    nothing = q.new_zeros(0, backend.keys[0].shape[1], q.shape[-1])
     batch = AttentionBatch(none, none, none, None, spans, plan_arrays=numbers)
     return backend.plan_pass(batch)(layer, q, nothing, nothing, sinks)

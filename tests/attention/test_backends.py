@@ -18,6 +18,7 @@ from outpace.attention import choice, compiled, paged
 from outpace.attention.batch import AttentionBatch, Backend
 from outpace.attention.bounds import latest_bits, page_tables, row_bounds
 from outpace.attention.by_shape import ShapedAttention, backend_by_shape
+from outpace.attention.cached import read_rows
 from outpace.attention.choice import BACKEND_NAMES, select_backend
 from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
 from outpace.attention.dense import DenseAttention
@@ -32,7 +33,7 @@ from outpace.kernels import loader
 from outpace.methods import Autoregressive, Eagle, Method
 from outpace.models.config import AttentionWindow
 from refusal import refuses
-from spans import AHEAD, FAR, TREE, attend, random, spans_of
+from spans import AHEAD, FAR, TREE, attend, random, spans_of, stored
 from workload import KINDS, MODELS, Request
 
 MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), PAGE_SIZE, torch.float32)
@@ -74,12 +75,14 @@ def compare(
     heads, kv_heads, dim = shape
     spans = spans_of(asked, size)
     slots = len(asked) * -(-size // PAGE_SIZE) * PAGE_SIZE
-    memory = random(2, kv_heads, slots, dim).to(cached or dtype).transpose(1, 2)
+    keys, values = (stored(each, cached or dtype) for each in random(2, slots, kv_heads, dim))
+    every = torch.arange(slots)
     rows = spans[-1].rows.stop
     # A view of the fused query, key and value projection, as in a model.
     q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
-    dense = DenseAttention([memory[0]] * 2, [memory[1]] * 2, heads, windows, dtype=dtype)
-    exact = DenseAttention([memory[0].double()] * 2, [memory[1].double()] * 2, heads, windows)
+    dense = DenseAttention([keys] * 2, [values] * 2, heads, windows, dtype=dtype)
+    wide = ([read_rows(each, every, torch.float64)] * 2 for each in (keys, values))
+    exact = DenseAttention(*wide, heads, windows)
     options = {"page": PAGE_SIZE, "processors": 4, **options}
     ours: Backend = dense
     if name != "dense":
@@ -101,7 +104,7 @@ def test_small_heads_equal_dense(name: str, dtype: torch.dtype, asked: list) -> 
 
 
 @pytest.mark.parametrize("name", [*NAMES, "dense"])
-@pytest.mark.parametrize("cached", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cached", [torch.bfloat16, torch.float16, torch.int8], ids=str)
 def test_queries_attend_over_narrower_keys(name: str, cached: torch.dtype) -> None:
     compare(name, (6, 2, 32), torch.float32, [*PLAIN, *TREES], cached=cached)
 

@@ -13,14 +13,14 @@ from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE_SIZE
 from outpace.kernels.loader import has_isa
-from spans import AHEAD, FAR, TREE, attend, random, spans_of
+from spans import AHEAD, FAR, TREE, attend, random, spans_of, stored
 
 pytestmark = pytest.mark.skipif(
     find_attention_loop() is None,
     reason="no compiled loop: apt-get install gcc, and reinstall outpace",
 )
 DTYPES = [torch.float32, torch.bfloat16]
-CACHES = [*DTYPES, torch.float16]
+CACHES = [*DTYPES, torch.float16, torch.int8]
 MIXED = [
     (60, 1, "causal"),
     (9, 16, "full"),
@@ -47,8 +47,8 @@ class Pass:
         size = 140
         self.spans = spans_of(asked, size)
         slots = len(asked) * -(-size // PAGE_SIZE) * PAGE_SIZE
-        memory = random(2, kv_heads, slots, dim).to(cached or dtype)
-        self.keys, self.values = memory.transpose(1, 2)
+        rows = random(2, slots, kv_heads, dim)
+        self.keys, self.values = (stored(each, cached or dtype) for each in rows)
         self.q = random(self.spans[-1].rows.stop, heads, dim, seed=1).to(dtype)
         dense = DenseAttention([self.keys], [self.values], heads, dtype=dtype)
         self.backend = CompiledAttention(dense)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.bounds import PlanArray, page_tables, row_bounds
+from outpace.attention.cached import head_size, write_rows
 from outpace.attention.dense import DenseAttention
 from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
 from outpace.kernels.tiles import check_vector, describe_tensor
@@ -27,7 +28,7 @@ CHUNK_ROWS = 16
 
 QUERY_DTYPES = torch.float32, torch.bfloat16
 
-CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 """Numbers of the cache, as attend.c counts them."""
 
 HEAD_SIZE_MULTIPLE, MAX_LOOP_HEAD_SIZE, LOOP_PAGE_SLOTS = 16, 256, 16
@@ -48,8 +49,7 @@ class AttendArguments(Structure):
         *((name, c_long) for name in ("q_row", "q_head", "slot", "head")),
         *((name, c_void_p) for name in ("pages", "tables", "chunks")),
         ("num_chunks", c_long),
-        *((name, c_void_p) for name in ("low", "stop", "trunk", "bits", "own", "sinks")),
-        *((name, c_void_p) for name in ("key_scales", "value_scales", "out")),
+        *((name, c_void_p) for name in ("low", "stop", "trunk", "bits", "own", "sinks", "out")),
         ("scale", c_float),
         ("threads", c_int),
     ]
@@ -75,8 +75,8 @@ def compiled_unfit_reason(keys: Tensor, page: int, dtype: torch.dtype) -> str | 
     if dtype not in QUERY_DTYPES:
         return f"it supports float32 and bfloat16, got {dtype}"
     if keys.dtype not in CACHE_DTYPES:
-        return f"it supports caches of float32, bfloat16 and float16, got {keys.dtype}"
-    if (size := keys.shape[-1]) % HEAD_SIZE_MULTIPLE or size > MAX_LOOP_HEAD_SIZE:
+        return f"it supports caches of {', '.join(map(str, CACHE_DTYPES))}, got {keys.dtype}"
+    if (size := head_size(keys)) % HEAD_SIZE_MULTIPLE or size > MAX_LOOP_HEAD_SIZE:
         return (
             f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to "
             f"{MAX_LOOP_HEAD_SIZE}, got {size}"
@@ -95,7 +95,7 @@ class CompiledAttention:
             dense.values,
             dense.attention_windows,
         )
-        _, self.kv_heads, self.size = dense.keys[0].shape
+        self.kv_heads, self.size = dense.keys[0].shape[1], head_size(dense.keys[0])
         if len({(t.shape, t.stride(), t.dtype) for t in (*self.keys, *self.values)}) > 1:
             raise ValueError("keys and values of all layers must have one shape, layout and dtype")
         if self.keys[0].stride(-1) != 1:
@@ -162,8 +162,8 @@ class CompiledAttention:
             if q.shape != wanted or q.dtype != self.dtype or not q.is_cpu:
                 raise ValueError(f"q must be {wanted} of {self.dtype}, got {describe_tensor(q)}")
             if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k.to(keys.dtype))
-                values.index_copy_(0, batch.write_slots, v.to(keys.dtype))
+                write_rows(keys, batch.write_slots, k)
+                write_rows(values, batch.write_slots, v)
             # The loop reads rows at any distance, but the numbers of a row one after another.
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.cached import read_rows, write_rows
 from outpace.decoding.tree import MAX_TREE_SLOTS, Tree
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
@@ -148,8 +149,8 @@ class DenseAttention:
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k.to(keys.dtype))
-                values.index_copy_(0, batch.write_slots, v.to(keys.dtype))
+                write_rows(keys, batch.write_slots, k)
+                write_rows(values, batch.write_slots, v)
             own, exact = calls[self.attention_windows[layer]], q.to(self.like.dtype)
             if len(own) == 1:
                 return own[0](exact, keys, values, sinks).to(q.dtype)
@@ -192,7 +193,9 @@ class SequenceCall:
     ) -> Tensor:
         """Attend with all rows."""
         # For a single row, the query heads of a key/value head become rows of one product.
-        k, v = match_queries(q, keys[None, self.slots], values[None, self.slots])
+        k, v = (
+            read_rows(each, self.slots, q.dtype)[None].transpose(1, 2) for each in (keys, values)
+        )
         rows = q[self.rows]
         n, heads, size = rows.shape
         if n == 1:
@@ -203,13 +206,6 @@ class SequenceCall:
         queries = rows[None].transpose(1, 2)
         output = sink_attention(queries, k, v, self.bias, causal=self.causal, sinks=own)
         return output.transpose(1, 2)[0]
-
-
-def match_queries(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values `[B, slots, K, D]` as `[B, K, slots, D]`, in the dtype of `q`."""
-    if q.dtype != keys.dtype:
-        keys, values = keys.to(q.dtype), values.to(q.dtype)
-    return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 def mask_bias(mask: np.ndarray, like: Tensor) -> Tensor:

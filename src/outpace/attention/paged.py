@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.bounds import PlanArray, page_tables, row_bounds
+from outpace.attention.cached import head_size, write_rows
 from outpace.attention.dense import DenseAttention
 from outpace.kernels import attend
 from outpace.models.attention import Attend
@@ -49,9 +50,9 @@ is_interpreted = not isinstance(attend.attend, triton.JITFunction)
 
 def paged_unfit_reason(keys: Tensor, page: int, dtype: torch.dtype, double: bool) -> str | None:
     """Return why the kernel cannot attend over `keys [S, K, D]` in a `dtype`, or None if it can."""
-    size = keys.shape[-1]
-    if unfit := {dtype, keys.dtype} - {*MAX_TILE_LANES}:
-        return f"it supports float32, float16 and bfloat16, got {unfit.pop()}"
+    size = head_size(keys)
+    if dtype not in MAX_TILE_LANES:
+        return f"it supports float32, float16 and bfloat16, got {dtype}"
     if double:
         return "int8 matrices require attention in double precision"
     if size > MAX_KERNEL_HEAD_SIZE:
@@ -215,7 +216,7 @@ class PagedAttention:
             dense.values,
             dense.attention_windows,
         )
-        _, self.kv_heads, self.size = dense.keys[0].shape
+        self.kv_heads, self.size = dense.keys[0].shape[1], head_size(dense.keys[0])
         self.heads = self.kv_heads * dense.heads_per_kv_head
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
 
@@ -261,8 +262,8 @@ class PagedAttention:
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             if k.shape[1]:
-                keys.index_copy_(0, batch.write_slots, k.to(keys.dtype))
-                values.index_copy_(0, batch.write_slots, v.to(keys.dtype))
+                write_rows(keys, batch.write_slots, k)
+                write_rows(values, batch.write_slots, v)
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend

@@ -20,7 +20,6 @@ struct pass {
     const int64_t *low, *stop;         /* of each row */
     const int64_t *trunk, *bits, *own; /* with trees: root slot, ancestor mask, own slot; else null */
     const float *sinks;                /* of each head, or null */
-    const float *key_scales, *value_scales; /* of each slot of a head, with INT8 */
     char *out;
     float scale; /* of scores, in base-two logarithms */
     int threads;
@@ -30,7 +29,7 @@ struct pass {
 
 #include "parallel.h"
 
-/* Numbers of the cache. */
+/* Numbers of the cache; after the INT8 ones of a slot and head comes the float32 that they are times. */
 enum cached { FLOAT32, BFLOAT16, FLOAT16, INT8 };
 
 enum {

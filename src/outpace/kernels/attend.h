@@ -22,9 +22,9 @@ INLINE FLOATS V(load_cached)(const struct pass *pass, const char *from, long ind
 }
 
 /* Convert `count` slots of a head from number `at` on to float32, side by side. */
-INLINE void V(widen)(const struct pass *pass, const char *from, const float *scales, long at, long count, float *to) {
+INLINE void V(widen)(const struct pass *pass, const char *from, long at, long count, float *to) {
     for (; count--; at += pass->slot, to += pass->size) {
-        const FLOATS scale = ALL_FLOATS(pass->cached == INT8 ? scales[at / pass->size] : 1);
+        const FLOATS scale = pass->cached == INT8 ? V(spread)(from + at + pass->size) : ALL_FLOATS(1);
         for (long number = 0; number < pass->size; number += LANES)
             V(store)(to + number, V(load_cached)(pass, from, at + number) * scale);
     }
@@ -110,8 +110,8 @@ INLINE void V(look_along_branch)(const struct pass *pass, struct V(state) *state
         const long at = pages[page] * PAGE * pass->slot + kv_head * pass->head;
         for (unsigned left = seen(pass, row, page * PAGE); left; left &= left - 1) {
             const long from = at + __builtin_ctz(left) * pass->slot, to = place * pass->size;
-            V(widen)(pass, pass->keys, pass->key_scales, from, 1, keys + to);
-            V(widen)(pass, pass->values, pass->value_scales, from, 1, values + to);
+            V(widen)(pass, pass->keys, from, 1, keys + to);
+            V(widen)(pass, pass->values, from, 1, values + to);
             mask |= 1u << place++;
             if (place < PAGE) continue;
             for (long head = 0; head < heads; head++)
@@ -157,8 +157,8 @@ WITHIN static void V(attend)(const struct pass *pass, const int64_t *pages, long
         if (pass->cached == FLOAT32) {
             keys = (const float *)pass->keys + at, values = (const float *)pass->values + at, step = pass->slot;
         } else {
-            V(widen)(pass, pass->keys, pass->key_scales, at, PAGE, wide_keys);
-            V(widen)(pass, pass->values, pass->value_scales, at, PAGE, wide_values);
+            V(widen)(pass, pass->keys, at, PAGE, wide_keys);
+            V(widen)(pass, pass->values, at, PAGE, wide_values);
         }
         for (long row = first; row < end; row++) {
             if (is_branch(pass, row) && page >= pass->trunk[row] / PAGE) continue;

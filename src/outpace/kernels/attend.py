@@ -25,6 +25,21 @@ MERGE_COLUMNS = tl.constexpr(4)
 
 
 @triton.jit
+def load_rows(cached, at, whole, SIZE: tl.constexpr):
+    """Load the rows of a head that begin at offsets `at`, without those outside `whole`.
+
+    After the numbers of an int8 row comes the float32 that they are times.
+    """
+    dims = tl.arange(0, whole.shape[1])
+    rows = tl.load(cached + at[:, None] + dims[None, :], mask=whole, other=0)
+    if cached.dtype.element_ty == tl.int8:
+        place = (cached + at + SIZE).to(tl.pointer_type(tl.float32))
+        scale = tl.load(place, mask=tl.max(whole.to(tl.int32), 1) > 0, other=0.0)
+        rows = rows.to(tl.float32) * scale[:, None]
+    return rows
+
+
+@triton.jit
 def accumulate_slots(
     sums, query, cache, bounds, begin, end, scale, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, TREES: tl.constexpr,
@@ -46,9 +61,9 @@ def accumulate_slots(
             whole = whole & (slots < end)[:, None]
         else:
             page = tl.load(table + slots // PAGE)
-        at = (page * PAGE + slots % PAGE)[:, None] * slot_stride + dims[None, :]
-        k = tl.load(keys + at, mask=whole, other=0.0).to(query.dtype)
-        v = tl.load(values + at, mask=whole, other=0.0).to(query.dtype)
+        at = (page * PAGE + slots % PAGE) * slot_stride
+        k = load_rows(keys, at, whole, SIZE).to(query.dtype)
+        v = load_rows(values, at, whole, SIZE).to(query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if MASKED:
             visible = (slots[None, :] >= low[:, None]) & (slots[None, :] < visible_end[:, None])
