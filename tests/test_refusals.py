@@ -44,6 +44,11 @@ MISFITS: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": "tiny-dflash"}),
     ("max_length", {"max_length": 0}),
     ("mask_id", {"mask_id": 10**6}),
+    ("prefix_dir", {"prefix_dir": "/dev/null/x"}),
+    ("prefix_dir", {"prefix_dir": 3}),
+    ("prefix_dir", {"prefix_dir": "/dev/null/x", "tensor_parallel": 2}),
+    ("prefix_dir", {"prefix_dir": "/dev/null/x", "prefix_cache": False}),
+    ("prefix_gib", {"prefix_gib": 0}),
 ]
 
 

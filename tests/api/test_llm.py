@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from refusal import refuses
 
 ROWS, MASK = 264, END + 1
 """Rows of the embeddings, of which 260 stand for tokens, and the mask token."""
+
+LONG_PROMPT = list(range(5, 45))
 
 Checkpoints = dict[str, str]
 
@@ -368,6 +371,36 @@ def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: C
         first, again = (one(llm, prompt, max_tokens=4) for _ in range(2))
         assert (first.ids, first.forwards) == (again.ids, again.forwards)
         assert llm.engine.prefix_stats.slots == slots
+
+
+def test_stored_prefixes_are_those_of_equal_weights_and_options(
+    names: Checkpoints, tmp_path: Path
+) -> None:
+    def count_reused(**options: Any) -> int:
+        options = {"model": names["bare"], "method": Autoregressive(), **options}
+        llm = LLM(cache_gib=0.001, prefix_dir=tmp_path / "prefixes", **options)
+        llm.generate([LONG_PROMPT], max_tokens=1)
+        llm.finish()
+        return llm.engine.prefix_stats.slots
+
+    tuned = tmp_path / "tuned"
+    copytree(names["bare"], tuned)
+    weights = tuned / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    assert count_reused() == 0
+    assert count_reused() == count_reused() == 32
+    for other in (
+        {"model": tuned},
+        {"max_length": 64},
+        {"dtype": "bfloat16"},
+        {"quantize": "int8"},
+        {"attention": "dense"},
+    ):
+        assert count_reused(**other) == 0
+        assert count_reused(**other) == 32
+    assert count_reused() == 32
+    with refuses("prefix_dir"):
+        count_reused(model=names["diffusion"], method=LeftToRight())
 
 
 def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:

@@ -159,6 +159,18 @@ def test_a_conversation_goes_on_from_its_file(tmp_path: Path) -> None:
     assert other.messages == talk.messages[1:]
 
 
+def test_a_saved_conversation_is_continued_at_the_start(chat: Run, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    flags = ("--max-tokens", "96", "--prefix-dir", str(tmp_path / "prefixes"))
+    chat("tiny-aux", STORY, f"/save {file}", flags=flags)
+    status, again, _ = chat("tiny-aux", f"/save {file}", flags=(*flags, "--continue", str(file)))
+    assert status == 0 and STORY in again and "#### 26" in again
+    assert [*(tmp_path / "prefixes").glob("*.page")]
+    for wrong in (("--continue", str(tmp_path)), ("--continue", str(file), "--system", "x")):
+        status, out, err = chat("tiny-aux", flags=wrong)
+        assert status == 2 and not out and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

@@ -1,6 +1,11 @@
 """The prefix cache changes no token, leaks no page, and never shares a page for writing."""
 
+import logging
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from errno import ENOSPC
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,10 +30,12 @@ from helpers import (
 from outpace.checkpoints.checkpoint import translate_config
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
+from outpace.engine import prefix_store
 from outpace.engine.cache import PAGE_SIZE, CacheFullError, PagedCache, PageTable
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.engine.prefix import TOKEN_BITS, PrefixCache
+from outpace.engine.prefix_store import KEY_FILE, PrefixStore, list_files, open_key
 from outpace.methods import (
     APD,
     D2F,
@@ -40,6 +47,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
+from refusal import refuses
 from workload import Request, new_engine, serve
 
 KINDS = [
@@ -114,6 +122,136 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method) -> 
         known = length - isinstance(method, Eagle)
         assert whole - passes[0] > known - PAGE_SIZE
         assert engine.prefix_stats.hits >= (known >= PAGE_SIZE)
+
+
+def stored_engine(folder: Path, weights: str = "", limit: int = 2**30) -> Engine:
+    """Return an engine as after a restart, whose models keep their prefixes in a folder."""
+    engine, store = new_engine(), PrefixStore(folder, limit)
+    for each in engine.runners:
+        if each.prefix_cache is not None:
+            each.prefix_cache = each.build_prefix_cache(store, weights + each.name)
+    return engine
+
+
+def close_store(engine: Engine) -> None:
+    store = runner(engine, "causal").prefix_cache.store
+    assert store is not None
+    store.close()
+
+
+@each_kind
+def test_prefixes_outlive_the_process(method: Method, tmp_path: Path) -> None:
+    request = Request(method=method, prompt=LONG, max_tokens=8)
+    name = "causal" if isinstance(method, APD) else request.roles["target"]
+    first, second = stored_engine(tmp_path), stored_engine(tmp_path)  # two share the folder
+    before = serve(first, [request])
+    close_store(first)
+    in_memory, stored = rows_of(first, name), rows_of(second, name)
+    assert serve(first, [request]) == serve(second, [request]) == before
+    assert stored == in_memory and second.prefix_stats == first.prefix_stats
+    close_store(second)
+    other = stored_engine(tmp_path, "other weights")
+    assert serve(other, [request]) == before and other.prefix_stats.hits == 0
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def change(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def exchange(path: Path) -> None:
+    other = next(each for each in path.parent.glob("*.page") if each != path)
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [cut, change, link, pipe, exchange])
+def test_damaged_files_are_ignored_and_written_again(
+    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = Request(method=Autoregressive(), prompt=LONG, max_tokens=8)
+    found = []
+    for number in range(3):
+        engine = stored_engine(tmp_path)
+        before = serve(engine, [request])
+        close_store(engine)
+        found.append(engine.prefix_stats.slots)
+        if number == 0:
+            expected_ = before
+            *_, (_, _, newest) = sorted(list_files(tmp_path))  # the first page of the text
+            damage(newest)
+        assert before == expected_
+    assert found == [0, 0, 48]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    (tmp_path / KEY_FILE).write_bytes(bytes(32))
+    assert serve(stored_engine(tmp_path), [request]) == expected_
+    assert len(caplog.records) == 1
+
+
+def test_a_full_disk_ends_the_writing_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, calls = stored_engine(tmp_path), []
+
+    def fail(*_: object, **__: object) -> None:
+        calls.append(1)
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(prefix_store, "mkstemp", fail)
+    request = Request(method=Autoregressive(), prompt=LONG, max_tokens=8)
+    before = serve(engine, [request])
+    close_store(engine)
+    other = replace(request, prompt=LONG[::-1])
+    assert serve(engine, [request, other]) == serve(engine_with(), [request, other])
+    assert serve(engine, [request]) == before
+    assert len(calls) == len(caplog.records) == 1 and not [*list_files(tmp_path)]
+
+
+def test_a_folder_stays_below_its_limit(tmp_path: Path) -> None:
+    engine = stored_engine(tmp_path)
+    requests = [
+        Request(method=Autoregressive(), prompt=(number, *LONG), max_tokens=4)
+        for number in range(1, 5)
+    ]
+    serve(engine, requests[:1])
+    close_store(engine)
+    size = sum(size for _, size, _ in list_files(tmp_path))
+    for request in requests:
+        engine = stored_engine(tmp_path, limit=size * 2)
+        serve(engine, [request])
+        close_store(engine)
+        assert sum(size for _, size, _ in list_files(tmp_path)) <= 2 * size
+    engine = stored_engine(tmp_path)
+    serve(engine, [requests[3], requests[0]])
+    assert engine.prefix_stats.slots == 63  # the oldest is deleted, the newest is whole
+
+
+@pytest.mark.parametrize("case", ["no folder", "public key", "short key", "linked key"])
+def test_a_folder_that_cannot_be_used_is_refused(case: str, tmp_path: Path) -> None:
+    key = tmp_path / KEY_FILE
+    open_key(tmp_path)
+    if case == "linked key":
+        link(key)
+    elif case == "short key":
+        cut(key)
+    elif case == "public key":
+        key.chmod(0o644)
+    with refuses("prefix_dir"):
+        open_key(key / "below" if case == "no folder" else tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Models with gated delta layers: every method gives the text of plain decoding."""
 
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.fuse import compile_layers
 from outpace.engine.job import Job
 from outpace.engine.pairing import MethodSelector
+from outpace.engine.prefix_store import PrefixStore
 from outpace.engine.recurrent import share_budget, state_bytes
 from outpace.engine.runner import Runner
 from outpace.kernels.gated_delta import DeltaState, find_delta_loop
@@ -304,6 +306,23 @@ def test_a_prompt_continues_at_the_last_state_of_its_prefix() -> None:
     assert (answer, skipped) == (ask(plain, TEXT[:100])[0], 64)
     following = [*TEXT[:100], *answer, *other[:20]]
     assert ask(cached, following) == (ask(plain, following)[0], 96)
+
+
+def test_states_outlive_the_process(tmp_path: Path) -> None:
+    counts = []
+    for prompt in (TEXT[:70], TEXT[:120]):
+        store = PrefixStore(tmp_path, 2**30)
+        answer, count = ask(prefix_runner(store=store), prompt)
+        store.close()
+        assert answer == ask(prefix_runner(prefix_cache=False), prompt)[0]
+        counts.append(count)
+    assert counts == [0, 64]
+    for damaged in tmp_path.glob("*.states"):
+        os.truncate(damaged, 40)
+    assert ask(prefix_runner(store=PrefixStore(tmp_path, 2**30)), TEXT[:70]) == (
+        ask(prefix_runner(prefix_cache=False), TEXT[:70])[0],
+        0,
+    )
 
 
 def test_states_of_pages_have_the_room_of_further_sequences() -> None:

@@ -42,6 +42,19 @@ def aux() -> Iterator[Process]:
         assert process.end() == 0
 
 
+@pytest.mark.nightly
+def test_prefixes_are_written_until_the_server_has_ended(tmp_path: Path) -> None:
+    words = "tiny-aux", "--cache-gib", "0.1", "--prefix-dir", str(tmp_path)
+    body, found = chat(max_tokens=4), []
+    for _ in range(2):
+        with serving(*words) as process:
+            usage = httpx2.post(f"{process.url}/v1/chat/completions", json=body).json()["usage"]
+            assert process.end() == 0
+        found.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert found[0] == 0 < 32 <= found[1]
+    assert not [*tmp_path.glob("*.new")]
+
+
 LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 

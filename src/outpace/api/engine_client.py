@@ -155,8 +155,8 @@ class EngineClient(ABC):
         """Send a command without waiting."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End the loop; pending requests end with an error."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End the loop, which may take some seconds; pending requests end with an error."""
 
     @abstractmethod
     async def start_receiving(self) -> None:

@@ -92,7 +92,7 @@ class EngineThread(EngineClient):
         """Queue a command."""
         self.command_queue.put(command)
 
-    def close(self) -> None:
+    def close(self, seconds: float = 0.0) -> None:
         """End the loop; pending requests end with an error."""
         self.is_closed = True
         self.command_queue.put(None)

@@ -22,16 +22,18 @@ from outpace.api.pending_answer import PendingAnswer, Stream
 from outpace.api.text import Prompt, TextCodec, list_prompts
 from outpace.checkpoints.adapter_fit import load_adapters
 from outpace.checkpoints.checkpoint import Checkpoint
+from outpace.checkpoints.fingerprint import digest_files
 from outpace.checkpoints.load import WeightFormat, build_draft, build_model
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import Compiler, NotCompiledError
-from outpace.decoding import DRAFT_KINDS, Request
+from outpace.decoding import DRAFT_KINDS, Kind, Request
 from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_cache_gib
-from outpace.engine.controllers import PassTimes
+from outpace.engine.controllers import ControllerTable, PassTimes
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.graphs import make_recorder
 from outpace.engine.pairing import ASSUMED_CONCURRENCY, MethodSelector, Pairing
+from outpace.engine.prefix_store import PrefixStore
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
@@ -40,7 +42,6 @@ from outpace.field_types import check_value, is_whole_number
 from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.options import MethodSpec
-from outpace.models.adapted import ModelUpdates
 from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack, Transformer
 
@@ -74,6 +75,8 @@ class LLM:
         max_rows: int | None = None,
         max_sequences: int = 256,
         prefix_cache: bool = True,
+        prefix_dir: str | Path | None = None,
+        prefix_gib: float = 8.0,
         tensor_parallel: int = 1,
         attention: str = "auto",
         graphs: bool = False,
@@ -82,6 +85,9 @@ class LLM:
     ) -> None:
         check_cache_gib(cache_gib)
         check_value("prefix_cache", prefix_cache, bool)
+        self.store = PrefixStore.open(
+            prefix_dir, prefix_gib, prefix_cache=prefix_cache, tensor_parallel=tensor_parallel
+        )
         self.device, self.dtype = resolve_types(
             device, dtype, quantize, attention, compile, graphs, tensor_parallel
         )
@@ -102,9 +108,11 @@ class LLM:
             max_rows = 512 if self.device.type == "cpu" else 2048
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
         self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
-        finalize(self.engine, self.engine.controllers.store_times)
+        self.finish = finalize(self.engine, finish_engine, self.engine.controllers, self.store)
         self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
+        self.weights = ""
+        """What identifies the weights of the target, where prefixes are kept."""
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         # Invalid combinations are rejected before weights and vocabularies are read.
         self.methods = MethodSelector.open(
@@ -113,6 +121,7 @@ class LLM:
         self.name, self.config = self.methods.name, self.methods.config
         self.method = self.methods.default
         further = self.methods.open_models(self.method)
+        self.check_prefixes(prefix_dir, further.values())
         self.text = TextCodec(self.name, self.methods.checkpoint.load_tokenizer())
         self.vocab_sizes: dict[str, int | None] = {}
         self.check_further(further.values())
@@ -142,7 +151,20 @@ class LLM:
             Transformer, opened.checkpoint, self.config, self.form, opened.adapter
         )
         self.group.start_workers(self.model, self.load_further, own["attention"])
-        return self.add_runner(self.name, self.model, self.text.vocab_size, updates)
+        if self.store is not None:
+            merged = () if opened.adapter is None else (opened.adapter.name,)
+            files = digest_files([opened.checkpoint.name, *merged, *(adapters or {}).values()])
+            self.weights = repr((files, self.form.quantize, own["attention"], used))
+        return self.add_runner(
+            self.name, self.model, self.text.vocab_size, adapters=updates, weights=self.weights
+        )
+
+    def check_prefixes(self, folder: str | Path | None, models: Iterable[Checkpoint]) -> None:
+        """Raise `OptionError` for a folder of prefixes where no model has any."""
+        kinds = {self.config.kind, *(each.config.kind for each in models)}
+        if folder is not None and kinds == {Kind.DIFFUSION}:
+            reason = f"cannot be used: {self.name} is a diffusion model, which has no prefixes"
+            raise OptionError("prefix_dir", folder, reason)
 
     def check_further(self, models: Iterable[Checkpoint]) -> None:
         """Raise `OptionError` for another tokenizer, or a head that the checkpoint lacks."""
@@ -171,20 +193,14 @@ class LLM:
             reason = f"{name} cannot draft for {self.name}: {error}"
             raise OptionError("draft", name, reason) from error
 
-    def add_runner(
-        self,
-        name: str,
-        model: Stack,
-        vocab: int | None,
-        adapters: Mapping[str, ModelUpdates] | None = None,
-    ) -> Runner:
+    def add_runner(self, name: str, model: Stack, vocab: int | None, **options: Any) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
         budget = cache_bytes(self.cache_gib, self.device)
         sizes: dict[str, Any] = share_budget(
             model.config, self.dtype, budget, self.engine.max_sequences
         )
         runner = self.group.make_runner(
-            name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options
+            name, model, vocab=vocab, store=self.store, **options, **sizes, **self.runner_options
         )
         self.engine.add_runner(runner)
         self.runners[name] = runner
@@ -194,9 +210,10 @@ class LLM:
         """Return the runner of a further model of a method, which is loaded once."""
         if name in self.runners:
             return self.runners[name]
-        return self.add_runner(
-            name, self.load_further(name), self.vocab_sizes.get(name, self.target.vocab)
-        )
+        vocab, weights = self.vocab_sizes.get(name, self.target.vocab), self.weights
+        if self.store is not None:  # a draft may depend on the target
+            weights += digest_files([self.methods.open_model(name).name])
+        return self.add_runner(name, self.load_further(name), vocab, weights=weights)
 
     def pair(self, method: Method, adapter: str | None = None, *, wait: bool = True) -> Pairing:
         """Load and check the models of a method, once per combination with an adapter.
@@ -437,6 +454,13 @@ class LLM:
 
 
 LLM.__doc__ = f"{LLM.__doc__}\n{document_options(LoadOptions)}"
+
+
+def finish_engine(controllers: ControllerTable, store: PrefixStore | None) -> None:
+    """Store what later processes use: measured times, and prefixes."""
+    controllers.store_times()
+    if store is not None:
+        store.close()
 
 
 MAX_ANSWERS = 2**16

@@ -62,6 +62,16 @@ class LoadOptions:
     prefix_cache: Annotated[
         bool, "Whether causal models reuse the cache of prompts with a common prefix."
     ] = True
+    prefix_dir: Annotated[
+        str | None,
+        "Private folder that keeps the prefixes of causal models for later processes.",
+        Info(group="loading"),
+    ] = None
+    prefix_gib: Annotated[
+        CacheSize,
+        "Most GiB of that folder; the least recently used prefixes are deleted first.",
+        Info(group="loading", shows=True),
+    ] = 8.0
     tensor_parallel: Annotated[
         PositiveInt,
         "Number of torchrun processes that split each model. All but the first execute commands of "

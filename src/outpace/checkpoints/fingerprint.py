@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
+from outpace.checkpoints.gguf.file import open_gguf
 from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.checkpoints.name import is_gguf
 from outpace.tokenizer import Tokenizer
@@ -70,6 +71,21 @@ def digest_weights(name: str | Path) -> str:
                 file.seek(place)
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def digest_files(names: Iterable[str | Path]) -> str:
+    """Return a digest of all bytes that the weights of models and adapters are read from."""
+    digest = sha256()
+    for name in names:
+        folder = resolve_checkpoint(name)
+        if is_gguf(folder):
+            files = {folder, *(entry.path for entry in open_gguf(folder).tensors.values())}
+        else:
+            files = {*folder.glob("*.safetensors"), *folder.glob("*config.json")}
+        for path in sorted(files):
+            with path.open("rb") as file:
+                digest.update(file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def shorten_digest(text: str) -> str:

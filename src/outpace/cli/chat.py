@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from outpace.api.options import Options, check_options, option_names
 from outpace.cli.draw import AnswerPainter, answer_figures, console, replace_file
@@ -40,6 +41,7 @@ from outpace.cli.terminal import (
     read_typed_messages,
     show_spinner,
 )
+from outpace.errors import OptionError
 from outpace.methods import AUTO_METHOD, METHODS
 
 if TYPE_CHECKING:
@@ -73,6 +75,9 @@ def chat(
     stops: StopFlags = STOP_FLAGS,
     prompt_flags: PromptFlags = PROMPT_FLAGS,
     load_flags: LoadFlags = LOAD_FLAGS,
+    opened: Annotated[
+        Path | None, Option("--continue", help="Continue a conversation that /save has written.")
+    ] = None,
 ) -> None:
     """Chat in the terminal, coloured by forward pass; the method can be changed between answers.
 
@@ -84,6 +89,10 @@ def chat(
 
     options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
+    if opened is not None:
+        read_conversation(opened)  # before the model is loaded
+        if prompt_flags.system is not None:
+            raise OptionError("system", None, "cannot be combined with --continue: omit one")
     llm = load_flags.open_model(
         model, method, max_sequences=1
     )  # one answer may use the whole cache
@@ -92,6 +101,8 @@ def chat(
     first = prompt_flags.system_messages(llm)
     llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # validates the options
     talk = ChatSession(llm, first, options)
+    if opened is not None:
+        talk.load(str(opened))
     for line in read_messages(None if method is not None else describe_draft(llm)):
         try:
             if not talk.handle_line(line):

@@ -277,6 +277,17 @@ class PagedCache:
             self.reference_counts[page] = 1
         return pages
 
+    def find_replaceable(self, names: Sequence[bytes]) -> int | None:
+        """Return the free page that is overwritten next, apart from those of some names."""
+        page = next(iter(self.free), None)
+        if page is None or self.names_by_page.get(page) not in names:
+            return page
+        for each in reversed(names):
+            if self.pages_by_name[each] in self.free:
+                self.free.move_to_end(self.pages_by_name[each])
+        page = next(iter(self.free))
+        return None if self.names_by_page.get(page) in names else page
+
     def zero_pages(self, table: PageTable) -> None:
         """Erase the pages that only this table holds, since they may contain NaNs."""
         exclusive = [page for page in table.pages if self.reference_counts[page] == 1]
@@ -351,6 +362,19 @@ class PagedCache:
     def erase_pages(self, pages: Sequence[int]) -> None:
         for paged in self.paged_memories:
             paged[:, :, pages] = 0
+
+    def copy_content(self, name: bytes) -> list[Tensor] | None:
+        """Return copies of what the page of a name holds, in any thread; None if it is lost."""
+        page = self.pages_by_name.get(name, -1)
+        if (known := self.names_by_page.get(page)) != name:
+            return None
+        copies = [each.clone(memory_format=torch.contiguous_format) for each in self.views(page)]
+        # A page loses its name before it is written, and a new name is another object.
+        return copies if self.names_by_page.get(page) is known else None
+
+    def views(self, page: int) -> list[Tensor]:
+        """Return what a page holds, by tensor of `memories`."""
+        return [paged[:, :, page] for paged in self.paged_memories]
 
     @property
     def paged_memories(self) -> list[Tensor]:

@@ -14,15 +14,22 @@ row sees. Causal text is therefore just tokens.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from outpace.decoding import CAUSAL, Tree
-from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageStates, PageTable
 from outpace.engine.pack import ScheduledForward
+from outpace.engine.prefix_store import (
+    PrefixStore,
+    fill_tensors,
+    page_file,
+    state_tensors,
+    states_file,
+)
 
 TOKEN_BITS = 64
 """Low bits of an integer of text that hold the token."""
@@ -42,7 +49,9 @@ class PrefixCache:
         cache: the cache of the model.
         mask_id: mask token, whose rows are never cached.
         is_paired: whether the content of a row also depends on the next token.
-        is_recurrent: whether rows also need the recurrent states before them.
+        blank_states: returns the states at a slot, to be filled, where rows need those before them.
+        store: where pages are kept that leave memory.
+        identity: what the content of a page depends on, apart from its text.
     """
 
     def __init__(
@@ -51,12 +60,15 @@ class PrefixCache:
         *,
         mask_id: int | None = None,
         is_paired: bool = False,
-        is_recurrent: bool = False,
+        blank_states: Callable[[int], PageStates] | None = None,
+        store: PrefixStore | None = None,
+        identity: str = "",
     ) -> None:
         self.cache = cache
         self.mask_id = mask_id
-        self.is_paired, self.is_recurrent = is_paired, is_recurrent
-        self.salt = os.urandom(16)
+        self.is_paired, self.blank_states = is_paired, blank_states
+        self.store = store
+        self.salt = os.urandom(16) if store is None else store.derive_salt(identity)
         self.stats = PrefixStats()
 
     def count_cached(self, table: PageTable, start: int, text: Sequence[int]) -> int:
@@ -71,17 +83,23 @@ class PrefixCache:
         pages = (self.cache.pages_by_name[name] for name in names)
         return sum(page not in self.cache.free for page in pages)
 
-    def find_names(self, table: PageTable, start: int, text: Sequence[int]) -> list[bytes]:
-        """Return the names of cached pages with this text, from the first partial page on."""
+    def find_names(
+        self, table: PageTable, start: int, text: Sequence[int], *, load: bool = False
+    ) -> list[bytes]:
+        """Return the names of cached pages with this text, from the first partial page on.
+
+        With `load`, pages that have left memory are read where pages are free.
+        """
         if start != len(table.cached_text):
             return []
         text = [*table.cached_text[len(table.page_names) * PAGE_SIZE :], *text]
-        parent, names = table.preceding_names, []
+        parent, names = table.preceding_names, list[bytes]()
         for begin in range(0, len(text) - PAGE_SIZE + 1, PAGE_SIZE):
             if (page := page_dependencies(text, begin)) is None:
                 break
             parent = [self.hash_page(parent, page)]
-            if parent[0] not in self.cache.pages_by_name:
+            is_cached = parent[0] in self.cache.pages_by_name
+            if not (is_cached or load and self.load_page(parent[0], names)):
                 break
             names += parent
         return names
@@ -92,15 +110,17 @@ class PrefixCache:
         Raises:
             CacheFullError: no page is free for a copy of the last one, which has rows to run.
         """
-        names, first = self.find_names(table, start, text), len(table.page_names)
+        names, first = self.find_names(table, start, text, load=True), len(table.page_names)
         end = min((first + len(names)) * PAGE_SIZE, start + rows)
-        if self.is_recurrent:
+        if self.blank_states is not None:
             table.known_end = (first + len(names)) * PAGE_SIZE
-            names = self.trim_stateless(names[: max(end // PAGE_SIZE - first, 0)])
+            names = names[: max(end // PAGE_SIZE - first, 0)]
+            self.load_states(self.blank_states, names, first)
+            names = self.trim_stateless(names)
             end = (first + len(names)) * PAGE_SIZE
         if not names or end <= start:
             return 0
-        if self.is_recurrent:
+        if self.blank_states is not None:
             states = self.cache.states_by_name[names[-1]]
             self.cache.keep_states(names[-1], states)
             table.states = {layer: (state,) for layer, state in states.items()}
@@ -113,6 +133,41 @@ class PrefixCache:
         table.written = max(table.written, end)
         self.stats = PrefixStats(self.stats.hits + 1, self.stats.slots + end - start)
         return end - start
+
+    def load_page(self, name: bytes, found: Sequence[bytes]) -> bool:
+        """Read a page from the store into a free one that has none of the `found` names."""
+        page = None if self.store is None else self.cache.find_replaceable(found)
+        if self.store is None or page is None:
+            return False
+        views = self.cache.views(page)
+        if (content := self.store.read(page_file(name), views)) is None:
+            return False
+        self.cache.forget_page(page)
+        fill_tensors(views, content)
+        self.cache.name_page(page, name)
+        self.cache.free.move_to_end(page)
+        return True
+
+    def load_states(
+        self, blank_states: Callable[[int], PageStates], names: Sequence[bytes], first: int
+    ) -> None:
+        """Read the last states at the ends of pages from page `first` on that memory has not."""
+        if self.store is None:
+            return
+        for index, name in reversed([*enumerate(names, first + 1)]):
+            if name in self.cache.states_by_name:
+                return
+            states = blank_states(index * PAGE_SIZE)
+            tensors = state_tensors(states)
+            if (content := self.store.read(states_file(name), tensors)) is not None:
+                fill_tensors(tensors, content)
+                self.cache.keep_states(name, states)
+                return
+
+    def keep_pages(self, table: PageTable) -> None:
+        """Keep the named pages of a released table in the store, if there is one."""
+        if self.store is not None and table.page_names:
+            self.store.submit(self.cache, table.page_names)
 
     def trim_stateless(self, names: list[bytes]) -> list[bytes]:
         """Return the names up to the last page with recurrent states."""

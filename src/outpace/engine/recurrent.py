@@ -12,13 +12,14 @@ there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outpace.attention.batch import RowSpan
 from outpace.decoding import CAUSAL, Forward
-from outpace.engine.cache import PAGE_SIZE, PageTable, cache_slots
+from outpace.engine.cache import PAGE_SIZE, PageStates, PageTable, cache_slots
 from outpace.errors import OptionError
 from outpace.kernels.gated_delta import KEPT_ROWS, DeltaState, SequenceRows
 from outpace.models.attention import Attend
@@ -98,6 +99,19 @@ def check_recurrent(forward: Forward, table: PageTable) -> None:
             f"rows start at slot {start}, but the gated delta layers of this model have no state "
             f"before it: start at slot 0, or at one of {states[-1].start} to {states[-1].end}"
         )
+
+
+def blank_states(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, slot: int
+) -> PageStates:
+    """Return states before a slot, to be filled, by layer."""
+    delta = config.delta
+    assert delta is not None
+    inputs = torch.zeros(len(delta.layers), delta.taps - 1, delta.mixed_size, dtype=dtype)
+    return {
+        layer: replace(DeltaState.blank(delta.state_shape, part), start=slot)
+        for layer, part in zip(delta.layers, inputs.to(device), strict=True)
+    }
 
 
 def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

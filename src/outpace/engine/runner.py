@@ -23,6 +23,7 @@ from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
 from outpace.engine.pack import PackedPass, ReadGroup, ScheduledForward, TransferBuffer, pack_pass
 from outpace.engine.prefix import PrefixCache, token_pairs
+from outpace.engine.prefix_store import PrefixStore
 from outpace.engine.readout import (
     BlockPass,
     ChunkReader,
@@ -32,12 +33,14 @@ from outpace.engine.readout import (
     apply_processors,
     chain_reader,
 )
-from outpace.engine.recurrent import RecurrentPass
+from outpace.engine.recurrent import RecurrentPass, blank_states
+from outpace.measurements import cpu_model
 from outpace.models.adapted import ModelUpdates
 from outpace.models.attention import Attend
 from outpace.models.draft import ChainedDraft
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
+from outpace.version import __version__
 
 LAYER_PAIRS = 2**24
 """Pairs of rows and the slots that they may see in a layer of ordinary size."""
@@ -66,6 +69,8 @@ class Runner:
         vocab: number of tokens; excludes padding rows of the embedding.
         read_rows: most rows whose logits are in memory at a time.
         prefix_cache: whether a causal model reuses the prefixes of earlier prompts.
+        store: where its prefixes are kept that leave memory.
+        weights: digest of the weights and of the options by which they are loaded.
         attention: attention back end (`attention/choice.py`).
         record: records passes as graphs (`graphs.py`); None runs them directly.
         compile: whether layers are compiled (`fuse.py`).
@@ -82,6 +87,8 @@ class Runner:
         vocab: int | None = None,
         read_rows: int = 256,
         prefix_cache: bool = True,
+        store: PrefixStore | None = None,
+        weights: str = "",
         attention: str = "auto",
         record: PassRecorder | None = None,
         compile: bool = False,
@@ -127,23 +134,36 @@ class Runner:
         if record is not None and self.cache.scratch is not None:
             self.graphs = GraphCache(model, self.backend, self.cache.scratch, record)
         self.buffer = TransferBuffer(self.device, len(self.cache))
-        self.prefix_cache = self.build_prefix_cache() if prefix_cache else None
+        self.prefix_cache = self.build_prefix_cache(store, weights) if prefix_cache else None
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
         self.report: LayerReport | None = None
         """Called as each layer of a pass, or a chunk of its reads, begins."""
         self.pass_size = 1.0
 
-    def build_prefix_cache(self) -> PrefixCache | None:
+    def build_prefix_cache(self, store: PrefixStore | None, weights: str) -> PrefixCache | None:
         """Create a prefix cache; None if the model cannot have one."""
         if self.config.kind is Kind.DIFFUSION:
             return None
+        blank = partial(blank_states, self.config, self.model.norm.weight.dtype, self.device)
         return PrefixCache(
             self.cache,
             mask_id=self.config.mask_id,
             is_paired=self.config.kind is Kind.EAGLE,
-            is_recurrent=self.config.delta is not None,
+            blank_states=None if self.config.delta is None else blank,
+            store=store,
+            identity=f"{weights} {self.numerics}",
         )
+
+    @property
+    def numerics(self) -> str:
+        """What the bits of a page depend on, apart from its text and the weights."""
+        is_gpu = self.device.type == "cuda"
+        device = torch.cuda.get_device_name(self.device) if is_gpu else cpu_model()
+        versions = __version__, torch.__version__, device, torch.get_num_threads()
+        layouts = [(tuple(each.shape), each.layout) for each in self.model.parameters()]
+        pages = [(tuple(each.shape), each.dtype) for each in self.cache.views(0)]
+        return repr((versions, self.config, layouts, pages))
 
     @property
     def cache_usage(self) -> CacheUsage:
@@ -171,6 +191,8 @@ class Runner:
         if zero:
             self.cache.zero_pages(table)
         self.cache.release(table)
+        if self.prefix_cache is not None:
+            self.prefix_cache.keep_pages(table)
 
     def apply_prefix_cache(
         self, forward: ScheduledForward, draft: tuple[Runner, PageTable] | None = None
@@ -214,6 +236,7 @@ class Runner:
         if draft_cache is None:
             return 0
         draft_text = token_pairs(text) if draft_cache.is_paired else text
+        draft_cache.find_names(table, forward.start, draft_text, load=True)
         max_rows = min(max_rows, draft_cache.count_cached(table, forward.start, draft_text))
         if cached := self.prefix_cache.reuse_rows(forward.table, forward.start, text, max_rows):
             draft_cache.reuse_rows(table, forward.start, draft_text, cached)

@@ -305,13 +305,16 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             how = f"with status {status}"
         return f"the engine process exited {how}"
 
-    def close(self) -> None:
-        """End the connection, and kill the process if it does not exit, as in a long pass."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End the connection, and kill the process if it does not exit, as in a long pass.
+
+        It may write prefixes for some seconds.
+        """
         self.is_closed = True
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_SECONDS)
+            self.process.wait(max(seconds, EXIT_SECONDS))
         self.handle.close()
 
 
@@ -337,5 +340,5 @@ def main(descriptor: int) -> None:
         loop.run()
     except ConnectionEndedError:
         for served in loop.models.values():
-            served.llm.engine.controllers.store_times()
+            served.llm.finish()
         os._exit(0)  # the server has ended

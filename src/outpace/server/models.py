@@ -23,6 +23,7 @@ from outpace.checkpoints.stored_size import loaded_bytes
 from outpace.engine.cache import PAGE_SIZE, cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import family_method
+from outpace.engine.prefix_store import PrefixStore
 from outpace.errors import OptionError, prefix_error
 from outpace.field_types import check_value
 from outpace.methods import AUTO_METHOD
@@ -60,6 +61,12 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     """Check the files and options of a lazy model, and measure the memory that it needs."""
     check_cache_gib(entry.cache_gib)
     check_value("pace", entry.pace, Pacing)
+    PrefixStore.open(
+        entry.prefix_dir,
+        entry.prefix_gib,
+        prefix_cache=entry.prefix_cache,
+        tensor_parallel=entry.tensor_parallel,
+    )
     device, dtype = resolve_types(
         entry.device,
         entry.dtype,

@@ -271,6 +271,8 @@ class ServerRun:
         self.server = UvicornServer(config)
         self.status = 0
         self.ending: asyncio.Task[None] | None = None
+        self.deadline = 0.0
+        """Reading of `time.monotonic` until which prefixes may be written."""
 
     def __call__(self) -> int:
         uvicorn_loop = self.server.config.get_loop_factory()
@@ -294,11 +296,14 @@ class ServerRun:
         if self.ending is None:
             self.ending = asyncio.ensure_future(self.drain_requests())
         else:
+            self.deadline = 0.0
             self.server.force_exit = self.server.should_exit = True
 
     async def drain_requests(self) -> None:
         seconds = self.service.settings.drain_seconds
         LOG.info("finishing pending requests within %g seconds", seconds)
+        if any(model.entry.prefix_dir for model in self.service.models.values()):
+            self.deadline = time.monotonic() + seconds
         self.service.drain()
         try:
             async with asyncio.timeout(seconds):
@@ -331,10 +336,11 @@ def serve_until_signal(service: Service, listener: socket.socket) -> int:
         LOG.info("%s: %s, %s%s", name, model.config.kind.value, model.method, when)
     gc.collect()
     gc.freeze()  # a collection over all loaded objects would pause every stream
+    run = ServerRun(service, listener)
     try:
-        status = ServerRun(service, listener)()
+        status = run()
     finally:
-        service.client.close()
+        service.client.close(run.deadline - time.monotonic())
     for model in service.models.values():
         model.engine.close()
     if are_threads_busy():
