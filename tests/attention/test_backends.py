@@ -45,7 +45,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 PUBLISHED = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128), (20, 1, 256)]
 TOLERANCE = {
     ("dense", torch.float32): {"atol": 2e-6, "rtol": 0.0},
-    ("compiled", torch.float32): {"atol": 2e-6, "rtol": 0.0},
+    ("compiled", torch.float32): {"atol": 4e-6, "rtol": 0.0},
     ("compiled", torch.bfloat16): {"atol": 2e-6, "rtol": 2**-8},
     ("triton", torch.float32): {"atol": 1e-5, "rtol": 0.0},
     ("triton", torch.float16): {"atol": 2e-3, "rtol": 0.0},

@@ -23,8 +23,8 @@ from outpace.kernels.tiles import check_vector, describe_tensor
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
 
-CHUNK_ROWS = 16
-"""Rows of a sequence that read a page together."""
+CHUNK_ROWS, CHUNK_HEADS = 12, 8
+"""Rows of a sequence and heads that read a page together; of fewer heads, more rows."""
 
 QUERY_DTYPES = torch.float32, torch.bfloat16
 
@@ -103,6 +103,7 @@ class CompiledAttention:
         self.dtype = dense.dtype
         self.loop = find_attention_loop()
         self.heads = self.kv_heads * dense.heads_per_kv_head
+        self.chunk_rows = CHUNK_ROWS * max(CHUNK_HEADS // dense.heads_per_kv_head, 1)
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
 
     @property
@@ -115,7 +116,7 @@ class CompiledAttention:
         The bounds of all rows follow once per distinct attention window.
         """
         pages, begins = page_tables(spans, LOOP_PAGE_SLOTS)
-        chunks = [np.arange(span.rows.start, span.rows.stop, CHUNK_ROWS) for span in spans]
+        chunks = [np.arange(span.rows.start, span.rows.stop, self.chunk_rows) for span in spans]
         of_chunks = np.repeat(begins, list(map(len, chunks)))
         wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
         return wanted + [

@@ -34,9 +34,9 @@ enum cached { FLOAT32, BFLOAT16, FLOAT16, INT8 };
 
 enum {
     PAGE = 16,
-    ROWS = 16,  /* rows of a sequence that share a page while it is cached, */
-    HEADS = 8,  /* and their heads */
-    SIZE = 256, /* largest head */
+    HEADS = 8,   /* heads of a work item, */
+    STATES = 96, /* and its rows of a sequence times these heads, which share a page while it is cached */
+    SIZE = 256,  /* largest head */
 };
 
 /* Bytes of a number of the cache. */
@@ -70,14 +70,11 @@ static inline int is_branch(const struct pass *pass, long row) {
     return pass->bits && (pass->bits[row] || pass->own[row] > pass->stop[row]);
 }
 
-/* Request the keys and values of a page. Those of a text may lie anywhere, and a processor foresees only
+/* Request the keys or values of a page. Those of a text may lie anywhere, and a processor foresees only
    the bytes that follow: without it, attention over scattered pages took a fifth longer. */
-static inline void prefetch_page(const struct pass *pass, long at) {
-    const long begin = at * cached_bytes(pass), length = PAGE * pass->size * cached_bytes(pass);
-    for (long line = begin; line < begin + length; line += 64) {
-        __builtin_prefetch(pass->keys + line);
-        __builtin_prefetch(pass->values + line);
-    }
+static inline void prefetch_page(const struct pass *pass, const char *numbers, long at) {
+    const long begin = at * cached_bytes(pass), length = PAGE * pass->slot * cached_bytes(pass);
+    for (long line = begin; line < begin + length; line += 64) __builtin_prefetch(numbers + line);
 }
 
 #include "base.h"

@@ -30,42 +30,73 @@ INLINE void V(widen)(const struct pass *pass, const char *from, long at, long co
     }
 }
 
-/* The sums of 16 vectors of 16 lanes, one per lane. */
-INLINE void V(add_each)(FLOATS each[PAGE][PARTS], FLOATS *sums) {
-    FLOATS four[4][PARTS];
-    for (int n = 0; n < 4; n++)
-        for (int part = 0; part < PARTS; part++)
-            four[n][part] = V(add_lanes)(each[4 * n][part], each[4 * n + 1][part], each[4 * n + 2][part],
-                                         each[4 * n + 3][part]);
-    V(add_blocks)(four, sums);
+/* A page in float32: keys by number, then by slot; values by slot, `step` numbers apart. */
+struct V(page) {
+    float keys[SIZE * PAGE], widened[PAGE * SIZE];
+    const float *values;
+    long step;
+};
+
+/* Set the keys of a page from those of each slot, `step` numbers apart. */
+INLINE void V(turn_keys)(struct V(page) *page, const float *keys, long step, long size) {
+    for (long slot = 0; slot < PAGE; slot += LANES)
+        for (long number = 0; number < size; number += LANES) {
+            FLOATS block[LANES];
+#pragma GCC unroll 16
+            for (int row = 0; row < LANES; row++) block[row] = V(load)(keys + (slot + row) * step + number);
+            V(transpose)(block);
+#pragma GCC unroll 16
+            for (int row = 0; row < LANES; row++) V(store)(page->keys + (number + row) * PAGE + slot, block[row]);
+        }
 }
 
-/* Accumulate the visible slots of a page for a row and head; slots are `step` numbers apart. */
-INLINE void V(look)(const struct pass *pass, struct V(state) *state, const float *keys, const float *values,
-                    long step, unsigned mask) {
-    const long registers = pass->size / LANES;
-    FLOATS each[PAGE][PARTS], scores[PARTS], most = ALL_FLOATS(-__builtin_inff());
-    for (long slot = 0; slot < PAGE; slot++) {
-        const long at = slot * step;
-        FLOATS sum[PARTS];
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++)
-            sum[part] = state->row[part] * V(load)(keys + at + LANES * part);
-        for (long chunk = PARTS; chunk < registers; chunk += PARTS)
-#pragma GCC unroll 4
-            for (int part = 0; part < PARTS; part++)
-                sum[part] = FMA(state->row[chunk + part],
-                                V(load)(keys + at + LANES * (chunk + part)), sum[part]);
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) each[slot][part] = sum[part];
+/* Read the page whose first number of a head is `at`. */
+INLINE void V(load_page)(const struct pass *pass, struct V(page) *page, long at) {
+    if (pass->cached == FLOAT32) {
+        V(turn_keys)(page, (const float *)pass->keys + at, pass->slot, pass->size);
+        page->values = (const float *)pass->values + at, page->step = pass->slot;
+        return;
     }
-    V(add_each)(each, scores);
+    V(widen)(pass, pass->keys, at, PAGE, page->widened);
+    V(turn_keys)(page, page->widened, pass->size, pass->size);
+    V(widen)(pass, pass->values, at, PAGE, page->widened);
+    page->values = page->widened, page->step = pass->size;
+}
+
+/* Rows and heads whose sums fill the registers. */
+#define TILE (PARTS == 1 ? 12 : 6)
+
+/* Add to the sums of each row the products of its numbers with vectors that are `step` numbers apart. */
+INLINE void V(add_products)(FLOATS *const *sums, int rows, const float *const *numbers, const float *vectors,
+                            long step, long count) {
+    FLOATS found[TILE][PARTS];
+    for (int row = 0; row < rows; row++)
+        for (int part = 0; part < PARTS; part++) found[row][part] = sums[row][part];
+    for (long n = 0; n < count; n++) {
+        FLOATS vector[PARTS];
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) vector[part] = V(load)(vectors + n * step + LANES * part);
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) {
+            const FLOATS number = V(spread)(numbers[row] + n);
+#pragma GCC unroll 4
+            for (int part = 0; part < PARTS; part++) found[row][part] = FMA(number, vector[part], found[row][part]);
+        }
+    }
+    for (int row = 0; row < rows; row++)
+        for (int part = 0; part < PARTS; part++) sums[row][part] = found[row][part];
+}
+
+/* Turn the scores of visible slots into weights; fade what a row has if one of them is larger. */
+INLINE void V(weigh)(struct V(state) *state, const FLOATS *scores, unsigned mask, long registers, float *weights) {
+    FLOATS visible[PARTS], most = ALL_FLOATS(-__builtin_inff());
     INTS seen[PARTS];
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
         seen[part] = (ALL_INTS(mask) & V(load_ints)(BITS + LANES * part)) != 0;
-        scores[part] = V(select)(seen[part], scores[part], ALL_FLOATS(-__builtin_inff()));
-        most = MAX(most, scores[part]);
+        visible[part] = mask == 0xffff ? scores[part]
+                                       : V(select)(seen[part], scores[part], ALL_FLOATS(-__builtin_inff()));
+        most = MAX(most, visible[part]);
     }
     const float largest = LARGEST(most);
     if (!(largest <= state->top)) {
@@ -74,34 +105,68 @@ INLINE void V(look)(const struct pass *pass, struct V(state) *state, const float
         for (long chunk = 0; chunk < registers; chunk++) state->sums[chunk] *= fade;
         state->top = largest;
     }
-    float own[PAGE];
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
-        const FLOATS weights = V(select)(seen[part], V(power)(scores[part] - state->top), ALL_FLOATS(0));
-        V(store)(own + LANES * part, weights);
-        state->weights[part] += weights;
+        FLOATS own = V(power)(visible[part] - state->top);
+        if (mask != 0xffff) own = V(select)(seen[part], own, ALL_FLOATS(0));
+        V(store)(weights + LANES * part, own);
+        state->weights[part] += own;
     }
-    for (long chunk = 0; chunk < registers; chunk++) {
-        FLOATS sum = state->sums[chunk];
+}
+
+/* Accumulate the visible slots of a page for some rows and heads, which all see it whole if they are many. */
+INLINE void V(look)(struct V(state) *const *states, int rows, const struct V(page) *page, long size, unsigned mask) {
+    FLOATS scores[TILE][PARTS], *sums[TILE];
+    float weights[TILE][PAGE];
+    const float *numbers[TILE];
+    for (int row = 0; row < rows; row++) {
+        numbers[row] = (const float *)states[row]->row, sums[row] = scores[row];
+        for (int part = 0; part < PARTS; part++) scores[row][part] = ALL_FLOATS(0);
+    }
+    V(add_products)(sums, rows, numbers, page->keys, PAGE, size);
+    for (int row = 0; row < rows; row++) {
+        V(weigh)(states[row], scores[row], mask, size / LANES, weights[row]);
+        numbers[row] = weights[row];
+    }
+    for (long chunk = 0; chunk < size / LANES; chunk += PARTS) {
+        const float *values = page->values + LANES * chunk;
+        for (int row = 0; row < rows; row++) sums[row] = states[row]->sums + chunk;
         if (mask == 0xffff)
-            for (long slot = 0; slot < PAGE; slot++)
-                sum = FMA(ALL_FLOATS(own[slot]),
-                          V(load)(values + slot * step + LANES * chunk), sum);
+            V(add_products)(sums, rows, numbers, values, page->step, PAGE);
         else /* values outside the mask may be NaN */
             for (unsigned left = mask; left; left &= left - 1) {
                 const long slot = __builtin_ctz(left);
-                sum = FMA(ALL_FLOATS(own[slot]),
-                          V(load)(values + slot * step + LANES * chunk), sum);
+                const float *own = numbers[0] + slot;
+                V(add_products)(sums, 1, &own, values + slot * page->step, 0, 1);
             }
-        state->sums[chunk] = sum;
     }
+}
+
+WITHIN static void V(look_masked)(struct V(state) *state, const struct V(page) *page, long size, unsigned mask) {
+    V(look)(&state, 1, page, size, mask);
+}
+
+/* Accumulate a page that `count` rows and heads see whole. */
+WITHIN static void V(look_together)(struct V(state) *const *states, long count, const struct V(page) *page, long size) {
+    for (; count >= TILE; count -= TILE, states += TILE) V(look)(states, TILE, page, size, 0xffff);
+    for (; count >= TILE / 2; count -= TILE / 2, states += TILE / 2) V(look)(states, TILE / 2, page, size, 0xffff);
+    for (; count; count--, states++) V(look)(states, 1, page, size, 0xffff);
+}
+
+/* Accumulate a page of values for the heads of a row, after its keys are set. */
+WITHIN static void V(look_joined)(struct V(state) *states, long heads, struct V(page) *page, const float *keys,
+                                  long size, unsigned mask) {
+    V(turn_keys)(page, keys, size, size);
+    for (long head = 0; head < heads; head++) V(look_masked)(&states[head], page, size, mask);
 }
 
 /* Accumulate the slots from the root's page on that a row of a tree sees, side by side: they are summed
    as the same tokens are in a text without other branches. */
 INLINE void V(look_along_branch)(const struct pass *pass, struct V(state) *states, const int64_t *pages,
                                  long row, long heads, long kv_head, long stop) {
-    float keys[PAGE * SIZE], values[PAGE * SIZE];
+    float keys[PAGE * SIZE];
+    struct V(page) joined = {.step = pass->size};
+    joined.values = joined.widened;
     const long begin = pass->trunk[row] / PAGE;
     const long lane = pass->low[row] > begin * PAGE ? pass->low[row] % PAGE : 0;
     long place = lane;
@@ -111,24 +176,22 @@ INLINE void V(look_along_branch)(const struct pass *pass, struct V(state) *state
         for (unsigned left = seen(pass, row, page * PAGE); left; left &= left - 1) {
             const long from = at + __builtin_ctz(left) * pass->slot, to = place * pass->size;
             V(widen)(pass, pass->keys, from, 1, keys + to);
-            V(widen)(pass, pass->values, from, 1, values + to);
+            V(widen)(pass, pass->values, from, 1, joined.widened + to);
             mask |= 1u << place++;
             if (place < PAGE) continue;
-            for (long head = 0; head < heads; head++)
-                V(look)(pass, &states[head], keys, values, pass->size, mask);
+            V(look_joined)(states, heads, &joined, keys, pass->size, mask);
             place = mask = 0;
         }
     }
-    for (long head = 0; mask && head < heads; head++)
-        V(look)(pass, &states[head], keys, values, pass->size, mask);
+    if (mask) V(look_joined)(states, heads, &joined, keys, pass->size, mask);
 }
 
 /* Attention of rows `first` to `end` of one sequence, for heads `from` to `to` of one key head. */
 WITHIN static void V(attend)(const struct pass *pass, const int64_t *pages, long first, long end,
                              long from, long to, long kv_head) {
     const long bytes = pass->half ? 2 : 4, registers = pass->size / LANES, heads = to - from;
-    struct V(state) states[ROWS * HEADS];
-    float wide_keys[PAGE * SIZE], wide_values[PAGE * SIZE];
+    struct V(state) states[STATES], *whole[STATES];
+    struct V(page) loaded;
     long low = INT64_MAX, stop = 0;
     for (long row = first; row < end; row++) {
         if (pass->low[row] < low) low = pass->low[row];
@@ -148,24 +211,24 @@ WITHIN static void V(attend)(const struct pass *pass, const int64_t *pages, long
     }
     for (long page = low / PAGE; page * PAGE < stop; page++) {
         const long at = pages[page] * PAGE * pass->slot + kv_head * pass->head;
-        if ((page + 1) * PAGE < stop) {
-            const long pages_ahead = pages[page + 1] - pages[page];
-            prefetch_page(pass, at + pages_ahead * PAGE * pass->slot);
-        }
-        const float *keys = wide_keys, *values = wide_values;
-        long step = pass->size;
-        if (pass->cached == FLOAT32) {
-            keys = (const float *)pass->keys + at, values = (const float *)pass->values + at, step = pass->slot;
-        } else {
-            V(widen)(pass, pass->keys, at, PAGE, wide_keys);
-            V(widen)(pass, pass->values, at, PAGE, wide_values);
-        }
+        const int is_last = (page + 1) * PAGE >= stop;
+        const long next = is_last ? at : at + (pages[page + 1] - pages[page]) * PAGE * pass->slot;
+        if (!is_last) prefetch_page(pass, pass->keys, next);
+        V(load_page)(pass, &loaded, at);
+        if (!is_last) prefetch_page(pass, pass->values, next);
+        long count = 0;
         for (long row = first; row < end; row++) {
             if (is_branch(pass, row) && page >= pass->trunk[row] / PAGE) continue;
             const unsigned mask = seen(pass, row, page * PAGE);
-            for (long head = 0; mask && head < heads; head++)
-                V(look)(pass, &states[(row - first) * heads + head], keys, values, step, mask);
+            for (long head = 0; mask && head < heads; head++) {
+                struct V(state) *state = &states[(row - first) * heads + head];
+                if (mask == 0xffff)
+                    whole[count++] = state;
+                else
+                    V(look_masked)(state, &loaded, pass->size, mask);
+            }
         }
+        V(look_together)(whole, count, &loaded, pass->size);
     }
     for (long row = first; row < end; row++)
         if (is_branch(pass, row))

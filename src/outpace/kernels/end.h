@@ -28,3 +28,4 @@
 #undef TIMES
 #undef BF16_DOT
 #undef LOOP
+#undef TILE

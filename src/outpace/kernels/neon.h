@@ -38,15 +38,12 @@ INLINE void V(store_bytes)(void *to, INTS a) {
     memcpy(to, &bytes, 4);
 }
 
-/* Each block of four lanes of the result has the sums of that block of `a`, `b`, `c` and `d`. */
-INLINE FLOATS V(add_lanes)(FLOATS a, FLOATS b, FLOATS c, FLOATS d) {
-    const float32x4x2_t ab = vzipq_f32((float32x4_t)a, (float32x4_t)b), cd = vzipq_f32((float32x4_t)c, (float32x4_t)d);
-    const float32x4_t left = vaddq_f32(ab.val[0], ab.val[1]), right = vaddq_f32(cd.val[0], cd.val[1]);
-    return (FLOATS)vcombine_f32(vget_low_f32(left), vget_low_f32(right)) +
-           (FLOATS)vcombine_f32(vget_high_f32(left), vget_high_f32(right));
-}
-
-/* Add the four blocks of each vector, and join these sums. */
-INLINE void V(add_blocks)(FLOATS four[4][PARTS], FLOATS *sums) {
-    for (int n = 0; n < PARTS; n++) sums[n] = (four[n][0] + four[n][2]) + (four[n][1] + four[n][3]);
+/* Exchange rows and columns of 4 registers. */
+INLINE void V(transpose)(FLOATS rows[LANES]) {
+    const float32x4x2_t ab = vtrnq_f32((float32x4_t)rows[0], (float32x4_t)rows[1]);
+    const float32x4x2_t cd = vtrnq_f32((float32x4_t)rows[2], (float32x4_t)rows[3]);
+    for (int at = 0; at < 2; at++) {
+        rows[at] = (FLOATS)vcombine_f32(vget_low_f32(ab.val[at]), vget_low_f32(cd.val[at]));
+        rows[at + 2] = (FLOATS)vcombine_f32(vget_high_f32(ab.val[at]), vget_high_f32(cd.val[at]));
+    }
 }

@@ -67,17 +67,21 @@ INLINE void V(store_bytes)(void *to, INTS a) {
     _mm_storel_epi64(to, _mm_packs_epi16(shorts, shorts));
 }
 
-/* Each block of four lanes of the result has the sums of that block of `a`, `b`, `c` and `d`. */
-INLINE FLOATS V(add_lanes)(FLOATS a, FLOATS b, FLOATS c, FLOATS d) {
-    const FLOATS left = (FLOATS)_mm256_unpacklo_ps(a, b) + (FLOATS)_mm256_unpackhi_ps(a, b);
-    const FLOATS right = (FLOATS)_mm256_unpacklo_ps(c, d) + (FLOATS)_mm256_unpackhi_ps(c, d);
-    return (FLOATS)_mm256_shuffle_ps(left, right, 0x44) + (FLOATS)_mm256_shuffle_ps(left, right, 0xee);
-}
-
-/* Add the four blocks of each vector, and join these sums. */
-INLINE void V(add_blocks)(FLOATS four[4][PARTS], FLOATS *sums) {
-    for (int pair = 0; pair < PARTS; pair++) {
-        const FLOATS a = four[2 * pair][0] + four[2 * pair][1], b = four[2 * pair + 1][0] + four[2 * pair + 1][1];
-        sums[pair] = (FLOATS)_mm256_permute2f128_ps(a, b, 0x20) + (FLOATS)_mm256_permute2f128_ps(a, b, 0x31);
+/* Exchange rows and columns of 8 registers. */
+INLINE void V(transpose)(FLOATS rows[LANES]) {
+    FLOATS fours[LANES]; /* each half has four rows of a column */
+#pragma GCC unroll 2
+    for (int at = 0; at < LANES; at += 4) {
+        const FLOATS a = (FLOATS)_mm256_unpacklo_ps(rows[at], rows[at + 1]);
+        const FLOATS b = (FLOATS)_mm256_unpackhi_ps(rows[at], rows[at + 1]);
+        const FLOATS c = (FLOATS)_mm256_unpacklo_ps(rows[at + 2], rows[at + 3]);
+        const FLOATS d = (FLOATS)_mm256_unpackhi_ps(rows[at + 2], rows[at + 3]);
+        fours[at] = (FLOATS)_mm256_shuffle_ps(a, c, 0x44), fours[at + 1] = (FLOATS)_mm256_shuffle_ps(a, c, 0xee);
+        fours[at + 2] = (FLOATS)_mm256_shuffle_ps(b, d, 0x44), fours[at + 3] = (FLOATS)_mm256_shuffle_ps(b, d, 0xee);
+    }
+#pragma GCC unroll 4
+    for (int at = 0; at < 4; at++) {
+        rows[at] = (FLOATS)_mm256_permute2f128_ps(fours[at], fours[at + 4], 0x20);
+        rows[at + 4] = (FLOATS)_mm256_permute2f128_ps(fours[at], fours[at + 4], 0x31);
     }
 }

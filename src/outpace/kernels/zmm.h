@@ -24,18 +24,25 @@
 
 #include "vector.h"
 
-/* Each block of four lanes of the result has the sums of that block of `a`, `b`, `c` and `d`. */
-INLINE FLOATS V(add_lanes)(FLOATS a, FLOATS b, FLOATS c, FLOATS d) {
-    const FLOATS left = (FLOATS)_mm512_unpacklo_ps(a, b) + (FLOATS)_mm512_unpackhi_ps(a, b);
-    const FLOATS right = (FLOATS)_mm512_unpacklo_ps(c, d) + (FLOATS)_mm512_unpackhi_ps(c, d);
-    return (FLOATS)_mm512_shuffle_ps(left, right, 0x44) + (FLOATS)_mm512_shuffle_ps(left, right, 0xee);
-}
-
-/* Add the four blocks of each vector, and join these sums. */
-INLINE void V(add_blocks)(FLOATS four[4][PARTS], FLOATS *sums) {
-    const FLOATS a = (FLOATS)_mm512_shuffle_f32x4(four[0][0], four[1][0], 0x44) +
-                     (FLOATS)_mm512_shuffle_f32x4(four[0][0], four[1][0], 0xee);
-    const FLOATS b = (FLOATS)_mm512_shuffle_f32x4(four[2][0], four[3][0], 0x44) +
-                     (FLOATS)_mm512_shuffle_f32x4(four[2][0], four[3][0], 0xee);
-    sums[0] = (FLOATS)_mm512_shuffle_f32x4(a, b, 0x88) + (FLOATS)_mm512_shuffle_f32x4(a, b, 0xdd);
+/* Exchange rows and columns of 16 registers. */
+INLINE void V(transpose)(FLOATS rows[LANES]) {
+    FLOATS fours[LANES]; /* each quarter has four rows of a column */
+#pragma GCC unroll 4
+    for (int at = 0; at < LANES; at += 4) {
+        const FLOATS a = (FLOATS)_mm512_unpacklo_ps(rows[at], rows[at + 1]);
+        const FLOATS b = (FLOATS)_mm512_unpackhi_ps(rows[at], rows[at + 1]);
+        const FLOATS c = (FLOATS)_mm512_unpacklo_ps(rows[at + 2], rows[at + 3]);
+        const FLOATS d = (FLOATS)_mm512_unpackhi_ps(rows[at + 2], rows[at + 3]);
+        fours[at] = (FLOATS)_mm512_shuffle_ps(a, c, 0x44), fours[at + 1] = (FLOATS)_mm512_shuffle_ps(a, c, 0xee);
+        fours[at + 2] = (FLOATS)_mm512_shuffle_ps(b, d, 0x44), fours[at + 3] = (FLOATS)_mm512_shuffle_ps(b, d, 0xee);
+    }
+#pragma GCC unroll 4
+    for (int at = 0; at < 4; at++) {
+        const FLOATS a = (FLOATS)_mm512_shuffle_f32x4(fours[at], fours[at + 4], 0x44);
+        const FLOATS b = (FLOATS)_mm512_shuffle_f32x4(fours[at], fours[at + 4], 0xee);
+        const FLOATS c = (FLOATS)_mm512_shuffle_f32x4(fours[at + 8], fours[at + 12], 0x44);
+        const FLOATS d = (FLOATS)_mm512_shuffle_f32x4(fours[at + 8], fours[at + 12], 0xee);
+        rows[at] = (FLOATS)_mm512_shuffle_f32x4(a, c, 0x88), rows[at + 4] = (FLOATS)_mm512_shuffle_f32x4(a, c, 0xdd);
+        rows[at + 8] = (FLOATS)_mm512_shuffle_f32x4(b, d, 0x88), rows[at + 12] = (FLOATS)_mm512_shuffle_f32x4(b, d, 0xdd);
+    }
 }
