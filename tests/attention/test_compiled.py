@@ -139,6 +139,14 @@ def test_invisible_slots_may_be_anything(value: float) -> None:
     assert torch.equal(own.run(), before)
 
 
+def test_later_values_may_be_anything() -> None:
+    own = Pass([(0, 120, "causal")], shape=(14, 2, 64))
+    before, slots = own.run(), own.spans[0].pages.slots
+    own.values[int(slots[70])] = torch.nan
+    after = own.run()
+    assert torch.equal(after[:70], before[:70]) and after[70:].isnan().all()
+
+
 def test_unsupported_tensors_are_refused() -> None:
     own = Pass([(9, 2, "full")])
     for name, q, sinks in (
