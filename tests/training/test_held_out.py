@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from outpace.training import HeldOut, Trainer
 from outpace.training.checkpoint import MODEL_FILE, list_checkpoints
 from outpace.training.lora import LoRA, collect_updates
 from outpace.training.objectives import SFT
+from outpace.training.report import TrainingReport
 from runs import adapter_trainer, metrics, same_tensors, trainer
 
 PLAIN = {"name": "autoregressive"}
@@ -36,7 +38,8 @@ def test_validation_changes_no_training(tmp_path: Path) -> None:
     found = validations(tmp_path / "with")
     assert [line["step"] for line in found] == [0, 2, 4]
     assert all(line["tokens_per_forward"] > 0 for line in found)
-    assert found[0]["loss"] != found[1]["loss"]
+    assert 0 < found[0]["divergence"] < 1  # the teacher's own entropy is above 1
+    assert found[0]["divergence"] != found[1]["divergence"] and "loss" not in found[0]
     assert not (tmp_path / "with" / ".decode").exists()
 
 
@@ -112,5 +115,9 @@ def test_the_best_export_is_kept(tmp_path: Path) -> None:
     assert losses[0] == min(losses)
     first = tmp_path / "rising-first" / "model.safetensors"
     assert (rising / "best" / "model.safetensors").read_bytes() == first.read_bytes()
+    lines = [{"divergence": 0.3, "accuracy": 0.3}, {"divergence": 0.2, "accuracy": 0.2}]
+    (tmp_path / "held_out.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    ends: Any = SimpleNamespace(out=tmp_path)
+    assert [TrainingReport.is_best(ends, name) for name in lines[0]] == [True, False]
     with pytest.raises(ValueError, match="best"):
         trainer(tmp_path / "speed", steps=4, held_out=HeldOut(**HELD, best="speed")).fit()

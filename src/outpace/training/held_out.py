@@ -86,8 +86,8 @@ class HeldOut:
     method: Mapping[str, Any] = field(default_factory=dict)
     """Name and options of the decoding method; the objective's or family's by default."""
     best: str | None = None
-    """Figure by which the best export is kept in the folder `best` of the run; a loss is better if
-    lower, other figures if higher."""
+    """Figure by which the best export is kept in the folder `best` of the run; a loss, or the
+    divergence from a teacher, is better if lower, other figures if higher."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -176,6 +176,7 @@ class Validator:
             self.objective.rows(self.examples[n], default_rng([self.seed, n, 3])) for n in numbers
         ]
         sums, device = MetricAccumulator(self.accelerator, {}), self.accelerator.device
+        name = "divergence" if self.objective.needs_teacher else "loss"
         most = -(-len(self.examples) // self.accelerator.num_processes)
         for at in range(0, most, batch):
             chunk = parts[at : at + batch]
@@ -183,7 +184,7 @@ class Validator:
             total, metrics = scored(rows.to(device))
             if not chunk:  # sharded processes must all run equally many forwards
                 break
-            sums.add({"loss": (total, torch.tensor(rows.normaliser, device=device)), **metrics})
+            sums.add({name: (total, torch.tensor(rows.normaliser, device=device)), **metrics})
         return compute_means(sums.reduce_sums())
 
     def decode_examples(self, export: Path) -> dict[str, float]:

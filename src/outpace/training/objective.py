@@ -168,7 +168,8 @@ def cross_entropy(
     """Compute the weighted cross-entropy, with logits for the scored rows only.
 
     `targets` returns distributions that replace the labels. With `reverse` the loss is
-    KL(model || targets) instead.
+    KL(model || targets) instead. Without gradients it is KL(targets || model): the entropy of the
+    targets, which no model falls below, would hide what is learnt.
     """
 
     def score(places: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,6 +181,8 @@ def cross_entropy(
             if reverse
             else F.cross_entropy(logits, target, reduction="none")
         )
+        if targets is not None and not reverse and not torch.is_grad_enabled():
+            loss = loss - torch.special.entr(target).sum(-1)
         return loss, logits.argmax(-1) == labels
 
     places = scored_places(rows)

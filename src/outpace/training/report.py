@@ -192,7 +192,8 @@ class TrainingReport:
             known = ", ".join(figure for figure in lines[-1] if figure != "step")
             raise ValueError(f"best must be a figure of a validation, {known}; got {name!r}")
         values = [line[name] for line in lines if name in line]
-        return bool(values[-1] == (min(values) if name == "loss" else max(values)))
+        best = min if name in ("loss", "divergence") else max
+        return bool(values[-1] == best(values))
 
     def append_line(self, name: str, line: Mapping[str, Any]) -> None:
         with raise_write_errors(self.out / name), (self.out / name).open("a") as file:
