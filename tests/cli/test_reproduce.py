@@ -45,7 +45,7 @@ def test_lines_of_other_tasks_have_their_own_prompts(outpace, tmp_path):
     assert status == 0, err
     results = json.loads((tmp_path / "wedlm-tasks-mini.json").read_text())["results"]
     tasks = [each["task"] for each in results]
-    assert tasks == ["table", *["story"] * 3, "table", "story"]
+    assert tasks == ["table", *["story"] * 3, "table", *["story"] * 3]
     assert len({(each["task"], each["questions"]) for each in results}) == 2
 
 
@@ -67,7 +67,12 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
         assert [each["task"] for each in written["results"]] == [task] * 5
         assert [each["equal"] for each in written["results"]] == [1.0] * 5
         claims = [each["claim"] for each in written["claims"]]
-        assert claims == ["faster than the target alone", "all texts equal those of the first line"]
+        assert claims == [
+            "faster than the target alone",
+            "more than 6 times as fast as the target alone",
+            "with tokens = auto, faster than the target alone",
+            "all texts equal those of the first line",
+        ]
         papers = [each.get("paper") for each in written["results"]]
         assert [number for number, paper in enumerate(papers) if paper] == [1]
     text = (tmp_path / "figures.md").read_text()

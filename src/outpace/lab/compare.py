@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,16 @@ class Difference:
     p: float
 
 
-def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str, Difference]:
+def bootstrap_differences(
+    first: ResultRecord,
+    other: ResultRecord,
+    parts_of: Callable[[ResultRecord], Mapping[str, RatioParts]] | None = None,
+) -> dict[str, Difference]:
     """Return differences of `other` from `first`, by a paired bootstrap over the questions.
 
-    Compares accuracy, if both were judged, tokens per forward, and the likelihood and acceptance
-    length, if both have those of their answers.
+    Compares the figures of `parts_of`, which are those of `ratio_parts` by default: accuracy, if
+    both were judged, tokens per forward, and the likelihood and acceptance length, if both have
+    those of their answers.
     """
     if first["questions"] != other["questions"] or first["problems"] != other["problems"]:
         raise ValueError(
@@ -98,7 +103,7 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
         )
     count = first["problems"]
     samples = np.random.default_rng(0).integers(count, size=(BOOTSTRAP_SAMPLES, count))
-    parts, others = ratio_parts(first), ratio_parts(other)
+    parts, others = map(parts_of or ratio_parts, (first, other))
     return {
         figure: bootstrap_difference(parts[figure], others[figure], samples)
         for figure in parts
@@ -121,13 +126,22 @@ def ratio_parts(result: ResultRecord) -> dict[str, RatioParts]:
     return parts
 
 
+def bootstrap_interval(result: ResultRecord, figure: str) -> tuple[float, float]:
+    """Return the 95 % interval of a figure of `ratio_parts`, by a bootstrap over the questions."""
+    count = result["problems"]
+    samples = np.random.default_rng(0).integers(count, size=(BOOTSTRAP_SAMPLES, count))
+    low, high = np.quantile(ratios(ratio_parts(result)[figure], samples), INTERVAL_QUANTILES)
+    return float(low), float(high)
+
+
+def ratios(parts: RatioParts, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+    above, below = (values[chosen].sum(axis=1) for values in parts)
+    return above / np.maximum(below, 1)
+
+
 def bootstrap_difference(
     first: RatioParts, other: RatioParts, samples: NDArray[np.int64]
 ) -> Difference:
-    def ratios(parts: RatioParts, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
-        above, below = (values[chosen].sum(axis=1) for values in parts)
-        return above / np.maximum(below, 1)
-
     whole = np.arange(samples.shape[1])[None]
     value = float((ratios(other, whole) - ratios(first, whole))[0])
     spread = ratios(other, samples) - ratios(first, samples)

@@ -167,45 +167,32 @@ def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: 
 def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
     from outpace.lab.plots import draw_figure
     from outpace.lab.reproduce.figure import needed
+    from outpace.lab.reproduce.verdict import judge_figure
 
     figure, plan, name = part.figure, part.plan, part.name
     with replace_file(out / f"{name}.json") as file, replace_file(out / f"{name}.png") as picture:
         assert file is not None and picture is not None
         found = measure(part, loading, out)
-        verdicts = judge_all(part, found)
         points = [dict(point) for point in figure.published(plan.task)]
-        show(part, found, verdicts)
         written = {
             "provenance": provenance_record(),
             "figure": f"{figure.paper}:{figure.name}",
             "about": figure.about,
             "scale": part.scale,
             "rounds": plan.rounds,
-            "claims": [asdict(verdict) for verdict in verdicts],
+            "claims": [],
             "trained": needed(plan.every),
             "published": points,
+            "judge": plan.judge,
+            "lines": [len(line) for line in plan.entries],
             "results": found,
         }
+        verdicts = judge_figure(figure, part.scale, plan, written)
+        written["claims"] = [asdict(verdict) for verdict in verdicts]
+        show(part, found, verdicts)
         file.write_text(json.dumps(written, indent=2) + "\n")
         draw_figure(found, points, f"{name}: {figure.about}", picture)
     console.print(f"written: {out / name}.json, {out / name}.png", soft_wrap=True)
-
-
-def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
-    from outpace.lab.reproduce.verdict import judge, judge_texts, published
-
-    figure, plan = part.figure, part.plan
-    lines = by_line(plan, found)
-    verdicts = [
-        replace(
-            judge(claim, lines),
-            paper=published(figure, claim, plan.task),
-            note=claim.note if part.scale == "mini" else "",
-        )
-        for claim in figure.claims_at(part.scale)
-        if lines[claim.line - 1] and (claim.than is None or lines[claim.than - 1])
-    ]
-    return [*verdicts, judge_texts(found)] if plan.is_lossless else verdicts
 
 
 def memory_of(plan: Scale) -> str:
@@ -343,7 +330,7 @@ def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]
 
 
 def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:
-    from outpace.lab.reproduce.verdict import holding
+    from outpace.lab.reproduce.verdict import describe
 
     print_names(found)
     console.print(results_table(found))
@@ -351,6 +338,6 @@ def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) 
     for name in ("claim", "here", "measured", "in the paper"):
         table.add_column(name, overflow="fold")
     for verdict in verdicts:
-        holds = holding(verdict.holds, verdict.note)
-        table.add_row(verdict.claim, holds, verdict.finding, verdict.paper)
+        words = describe(verdict.verdict, verdict.note)
+        table.add_row(verdict.claim, words, verdict.finding, verdict.paper)
     console.print(table)

@@ -40,13 +40,18 @@ class Claim:
     """Number of the line, counted from 1."""
     trend: str
     """`rises` or `falls` from its first setting to its last; `higher` or `lower` than another line
-    at each setting; `unbeaten` by another line, in accuracy (with a judge, likelihood) and speed.
-    """
+    at each setting; `kept` if no less than there; `unbeaten` by another line, in accuracy (with a
+    judge, likelihood) and speed."""
     key: str = "tokens_per_forward"
     """The figure of a result that is compared; `speed` is tokens per second, `gain` the speed
-    relative to the first line, `likelihood` that of the text by the scale's judge."""
+    relative to the first line, or to those of `over`, `likelihood` that of the text by the scale's
+    judge, `latency` the seconds of an answer."""
+    factor: float = 1.0
+    """How many times as fast the line must be."""
     than: int | None = None
     """Number of the other line."""
+    over: Sequence[int] = ()
+    """Numbers of the lines over which the gains of this and the other line are."""
     points: Sequence[Published] = ()
     """The fields that identify the published points, first to last or other to this line; empty
     where the paper gives no numbers."""
@@ -54,8 +59,15 @@ class Claim:
     """The only setting that is compared with another line; all if empty."""
     scales: Sequence[str] = SCALES
     """The scales that have its lines."""
-    note: str = ""
-    """A reason that the paper does not have, if the claim holds in miniature for one."""
+    note: Mapping[str, str] = field(default_factory=dict)
+    """By scale, the reason that the paper does not have, if the stored claim holds for one."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """By scale, the reason why the stored claim does not hold."""
+
+    @property
+    def lines(self) -> list[int]:
+        """The numbers of all lines that are compared, its own first."""
+        return [self.line, *([self.than] if self.than else []), *self.over]
 
 
 @dataclass(frozen=True, kw_only=True)

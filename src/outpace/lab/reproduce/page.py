@@ -4,45 +4,74 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.lab.compare import result_title
-from outpace.lab.reproduce.figure import PAPERS, SCALES, figures
-from outpace.lab.reproduce.verdict import holding
+from outpace.lab.compare import ResultRecord, bootstrap_interval, result_title
+from outpace.lab.reproduce.figure import PAPERS, SCALES, Figure, Scale, figures
+from outpace.lab.reproduce.verdict import HOLDS, SMALL, UNTESTED, describe
 
 Written = Mapping[str, Any]
 """Content of the JSON file of a figure."""
 
+FEWEST = 24
+"""Problems from which a figure of a published model decides a claim."""
+
 
 def page(folder: Path) -> str:
-    """Return all figures of a folder, in the order of the papers: an overview and their sections.
+    """Return all figures of a folder, in the order of the papers.
 
-    The overview also lists files that cannot be read.
+    It has an overview, in which a star marks claims that hold for another reason, a table of claims
+    per paper, and a section per figure. The overview also lists files that cannot be read.
     """
-    rows, sections = [], []
-    for figure in (figure for paper in PAPERS for figure in figures(paper)):
-        for scale, plan in ((s, p) for s in SCALES for p in figure.scales.get(s, ())):
-            path = folder / f"{figure.file(scale, plan)}.json"
-            if path.is_file():
-                row, text = read(path)
-                name = f"{scale}, {plan.task}" if len(figure.scales[scale]) > 1 else scale
-                rows.append([f"{figure.paper}:{figure.name}", name, *row])
+    rows, claims, sections = [], [], []
+    for paper in PAPERS:
+        judged: list[list[str]] = []
+        for figure, scale, plan in ((f, s, p) for f in figures(paper) for s, p in plans_of(f)):
+            stem = figure.file(scale, plan)
+            for path in sorted(folder.glob(f"{stem}*.json")):
+                task = plan.task if len(figure.scales[scale]) > 1 else ""
+                other = path.stem.removeprefix(stem).strip("-")
+                where = ", ".join(filter(None, (scale, task, other)))
+                row, found, text = read(path, where)
+                rows.append([f"{paper}:{figure.name}", where, *row])
+                judged += found
                 sections += text
-    head = table(("figure", "scale", "claims that hold", "CPU minutes"), rows)
-    return "\n\n".join([head, *sections]) + "\n"
+        claims.append(table(("figure", "claim", "here", "measured", "in the paper"), judged))
+    columns = ("figure", "scale", "claims that hold", "undecided", "CPU minutes")
+    head = table(columns, rows)
+    return "\n\n".join([head, *claims, *sections]) + "\n"
 
 
-def read(path: Path) -> tuple[list[str], list[str]]:
-    """Return the rest of a file's row in the overview, and its section if it can be read."""
+def plans_of(figure: Figure) -> Iterator[tuple[str, Scale]]:
+    """Return the scales of a figure with what is measured at each."""
+    return ((scale, plan) for scale in SCALES for plan in figure.scales.get(scale, ()))
+
+
+def read(path: Path, where: str) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the rest of a file's row in the overview, its claims and its section.
+
+    There are neither claims nor a section of a file that cannot be read.
+    """
     try:
         written = json.loads(path.read_bytes())
-        claims = written["claims"]
-        share = f"{sum(claim['holds'] for claim in claims)} of {len(claims)}"
-        return [share, minutes(written)], [section(written)]
+        claims, first = written["claims"], written["results"][0]
+        held = [claim for claim in claims if claim["verdict"] == HOLDS]
+        others = sum(bool(claim["note"]) for claim in held)
+        undecided = sum(claim["verdict"] in (SMALL, UNTESTED) for claim in claims)
+        share = f"{len(held)} of {len(claims)}"
+        share += f" ({others}\\*)" if others else ""
+        row = [share, str(undecided or ""), minutes(written)]
+        few = (
+            f", below {FEWEST}"
+            if first["task"] and "small" in where and first["problems"] < FEWEST
+            else ""
+        )
+        label = f"[{written['figure']}]({path.name}) {where}, n = {first['problems']}{few}"
+        return row, [[label, *claimed(claim)] for claim in claims], [section(written)]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return [f"{path.name} is of another version: measure it again", ""], []
+        return [f"{path.name} is of another version: measure it again", "", ""], [], []
 
 
 def minutes(written: Written) -> str:
@@ -71,12 +100,12 @@ def section(written: Written) -> str:
 
 
 def claimed(claim: Mapping[str, Any]) -> list[str]:
-    holds = holding(claim["holds"], claim.get("note", ""))
-    holds = holds if holds == "holds" else f"**{holds}**"
-    return [claim["claim"], holds, claim["finding"], claim["paper"] or "–"]
+    words = describe(claim["verdict"], claim["note"])
+    words = words if words == HOLDS else f"**{words}**"
+    return [claim["claim"], words, claim["finding"], claim["paper"] or "–"]
 
 
-def measured(result: dict[str, Any]) -> list[str]:
+def measured(result: ResultRecord) -> list[str]:
     error, faster = result["tokens_per_forward_error"], result["faster"]
     paper = {key: f" (paper {value:.2f})" for key, value in result.get("paper", {}).items()}
     right = "–"
@@ -88,11 +117,27 @@ def measured(result: dict[str, Any]) -> list[str]:
         result_title(result),
         right,
         f"{result['tokens_per_forward']:.2f}" + ("" if error is None else f" ± {error:.2f}"),
-        f"{result['acceptance_length']:.2f}" + paper.get("acceptance_length", ""),
+        figure_words(result, "acceptance_length") + paper.get("acceptance_length", ""),
         f"{result[name]:.0f}",
-        "" if faster is None else f"{faster['ratio']:.2f} ×" + paper.get("speedup", ""),
-        *([f"{result['likelihood']:.2f}"] if "likelihood" in result else []),
+        faster_words(faster) + paper.get("speedup", "") if faster else "",
+        *([figure_words(result, "likelihood")] if "likelihood" in result else []),
     ]
+
+
+def figure_words(result: ResultRecord, key: str) -> str:
+    """Return a figure with its interval, where answers have it."""
+    stem = key.partition("_")[0]
+    words = f"{result[key]:.2f}"
+    if stem not in result["samples"]:
+        return words
+    low, high = bootstrap_interval(result, key)
+    to = "–" if low >= 0 else "…"  # not beside a minus
+    return f"{words}, {low:.2f}{to}{high:.2f}"
+
+
+def faster_words(faster: Mapping[str, Any]) -> str:
+    interval = ", {:.2f}–{:.2f}".format(*faster["interval"]) if faster["interval"] else ""
+    return f"{faster['ratio']:.2f} ×{interval}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
