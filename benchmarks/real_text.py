@@ -48,12 +48,13 @@ def list_stages(options: argparse.Namespace) -> dict[str, list[str]]:
         if name == "d2f":
             words.append(f"adapter.init={folder / 'dream' / 'export'}")
         stages[name] = [*outpace, "train", f"smollm2-135m-{name}", *words, *changes]
-    given = {"target": small, "dflash": folder / "small-dflash" / "draft"}
+    given = {"target": small, "dflash": folder / "small-dflash" / "draft", "judge": options.target}
     given |= {name: folder / name / "export" for name in ("wedlm", "dream", "d2f")}
     figures = {
         "wedlm:figure1": ("dflash", "wedlm"),
-        "apd:prose": ("dream",),
+        "apd:prose": ("dream", "judge"),
         "d2f:tables": ("dream", "d2f"),
+        "d2f:tradeoff": ("d2f",),
     }
     for figure, models in figures.items():
         words = [figure, "--scale", "small", "--out", str(folder / "figures")]

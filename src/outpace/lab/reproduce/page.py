@@ -22,8 +22,9 @@ FEWEST = 24
 def page(folder: Path) -> str:
     """Return all figures of a folder, in the order of the papers.
 
-    It has an overview, in which a star marks claims that hold for another reason, a table of claims
-    per paper, and a section per figure. The overview also lists files that cannot be read.
+    It has an overview, a table of claims per paper, and a section per figure. The overview marks
+    claims that hold for another reason with a star, and undecided ones with a question mark. It
+    also lists files that cannot be read.
     """
     rows, claims, sections = [], [], []
     for paper in PAPERS:
@@ -39,7 +40,7 @@ def page(folder: Path) -> str:
                 judged += found
                 sections += text
         claims.append(table(("figure", "claim", "here", "measured", "in the paper"), judged))
-    columns = ("figure", "scale", "claims that hold", "undecided", "CPU minutes")
+    columns = ("figure", "scale", "claims that hold", "CPU minutes")
     head = table(columns, rows)
     return "\n\n".join([head, *claims, *sections]) + "\n"
 
@@ -60,9 +61,9 @@ def read(path: Path, where: str) -> tuple[list[str], list[list[str]], list[str]]
         held = [claim for claim in claims if claim["verdict"] == HOLDS]
         others = sum(bool(claim["note"]) for claim in held)
         undecided = sum(claim["verdict"] in (SMALL, UNTESTED) for claim in claims)
-        share = f"{len(held)} of {len(claims)}"
-        share += f" ({others}\\*)" if others else ""
-        row = [share, str(undecided or ""), minutes(written)]
+        marks = [f"{others}\\*"] * bool(others) + [f"{undecided}?"] * bool(undecided)
+        share = f"{len(held)} of {len(claims)}" + (f" ({', '.join(marks)})" if marks else "")
+        row = [share, minutes(written)]
         few = (
             f", below {FEWEST}"
             if first["task"] and "small" in where and first["problems"] < FEWEST
@@ -71,7 +72,7 @@ def read(path: Path, where: str) -> tuple[list[str], list[list[str]], list[str]]
         label = f"[{written['figure']}]({path.name}) {where}, n = {first['problems']}{few}"
         return row, [[label, *claimed(claim)] for claim in claims], [section(written)]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return [f"{path.name} is of another version: measure it again", "", ""], [], []
+        return [f"{path.name} is of another version: measure it again", ""], [], []
 
 
 def minutes(written: Written) -> str:
