@@ -3,7 +3,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo near test nightly mutants wheels check docs gallery clean
+.PHONY: demo near test coverage nightly mutants wheels check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml $(wildcard src/outpace/*/*.[ch])
@@ -35,6 +35,10 @@ near: .venv/dev
 COVERED := decoding methods engine attention constraint api server
 
 test: .venv/dev
+	$(TESTS)
+
+# Counting lines takes half as long again as the tests.
+coverage: .venv/dev
 	$(TESTS) $(COVERED:%=--cov=src/outpace/%) --cov-report=
 	@for package in $(COVERED); do \
 	    total=$$($(BIN)/coverage report --include="src/outpace/$$package/*" --format=total); \
@@ -44,6 +48,7 @@ test: .venv/dev
 
 nightly: .venv/nightly
 	$(TESTS) --nightly
+	$(MAKE) coverage
 
 mutants: .venv/dev
 	$(BIN)/python tests/mutants.py

@@ -59,7 +59,11 @@ for command in COMMANDS:
         ("from outpace import OptionError", []),
         ("from outpace.cli.main import main; main(['--help'])", []),
         ("from outpace.cli.app import open_server; open_server(['serve'])", []),
-        ("from outpace import LLM; LLM('tiny-ar').generate('a', max_tokens=1)", ["numpy", "torch"]),
+        pytest.param(
+            "from outpace import LLM; LLM('tiny-ar').generate('a', max_tokens=1)",
+            ["numpy", "torch"],
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_heavy_packages_are_loaded_only_when_used(command: str, loaded: list[str]) -> None:
