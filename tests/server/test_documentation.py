@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,7 @@ def test_document_matches_server() -> None:
         checks.content_type_conformance,
         checks.response_schema_conformance,
     )
-    models = {
-        name: entry.model_copy(update={"max_tokens": 4}) for name, entry in zoo_entries().items()
-    }
+    models = {name: replace(entry, max_tokens=4) for name, entry in zoo_entries().items()}
     service = Service.load(Config(models=models, server=Settings(insecure=True)))
     document = schemathesis.openapi.from_asgi("/openapi.json", build_server_app(service))
     for result in document.get_all_operations():

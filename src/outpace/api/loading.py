@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """Options of an `LLM` other than model and method, shared by flags and TOML."""
 

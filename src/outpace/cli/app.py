@@ -127,19 +127,27 @@ def open_server(words: Sequence[str]) -> AbstractContextManager[Any]:
     values, others = flag_values(words), {"-h", "--help", "--replicas", "--tensor-parallel"}
     if words[0] != "serve" or others & {*values} or not hasattr(signal, "pthread_sigmask"):
         return nullcontext()
+    if find_spec("pydantic") is None:  # `serve` names the missing extra
+        return nullcontext()
     try:
+        from outpace.field_types import list_options
         from outpace.server.start import Settings, read_table, start_server
 
         path = values.get("--config")
         table = {} if path is None else read_table(Path(path))
         if "tensor_parallel" in str(table):
             return nullcontext()
-        flags = {name: f"--{name.replace('_', '-')}" for name in Settings.model_fields}
-        server: dict[str, Any] = {n: values[flag] for n, flag in flags.items() if flag in values}
-        server |= {name: True for name in ("insecure", "verbose") if name in server}
-        settings = Settings.model_validate(table.get("server", {}) | server, strict=False)
+        flags = {
+            f"--{name.replace('_', '-')}": each for name, each in list_options(Settings).items()
+        }
+        server: dict[str, Any] = {
+            each.name: each.kind is bool or each.kind(values[flag] or "")
+            for flag, each in flags.items()
+            if flag in values
+        }
+        settings = Settings(**table.get("server", {}) | server)
         settings.check_access()
-    except (ImportError, ValueError, TypeError):
+    except (ValueError, TypeError):
         return nullcontext()
     return start_server(settings)
 

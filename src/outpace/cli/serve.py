@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +96,7 @@ def serve(
     for entry in whole.models.values():
         fetch_model(entry.path)
     served = {name: use_default_draft(name, entry) for name, entry in whole.models.items()}
-    whole = whole.model_copy(update={"models": served})
+    whole = replace(whole, models=served)
     check_all_models(served)
     if replicas is not None:
         raise Exit(serve_replicas(whole, replicas, max_replicas))

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -263,8 +264,8 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
         )
     settings = config.server
     # The ingress checks the key.
-    keyless = {"api_key": None, "api_key_file": None, "insecure": True}
-    replica_config = config.model_copy(update={"server": settings.model_copy(update=keyless)})
+    keyless = replace(settings, api_key=None, api_key_file=None, insecure=True)
+    replica_config = replace(config, server=keyless)
     seconds = settings.drain_seconds
     defaults = {
         "max_ongoing_requests": concurrent_requests(config),

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.errors import OptionError
 from outpace.server.http_error import ClientDisconnectedError, HttpError
 from outpace.server.schema import MAX_BODY_BYTES
-from outpace.server.start import requirement
 
 UNSUPPORTED_FIELDS = {
     "not supported yet": (
@@ -122,7 +121,7 @@ def describe_error(place: tuple[str | int, ...], error: Any, message: str) -> st
         return "'function' is not supported yet; use the role 'tool'"
     if place[-1] == "type":
         return f"{brief(error['input'])} is not supported yet"
-    text = requirement(message.removeprefix("Value error, "))
+    text = re.sub("(Input|String) should", "must", message.removeprefix("Value error, "))
     if error["type"] in ("too_long", "too_short"):
         return text
     return f"{text}, got {brief(error['input'])}"

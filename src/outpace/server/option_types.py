@@ -1,16 +1,14 @@
-"""Declared options as fields of pydantic models, for requests and settings files."""
+"""Declared options as fields of pydantic models of requests."""
 
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import BeforeValidator, Field
 
 from outpace.api.options import option_info
-from outpace.field_types import Option, list_options
-
-Model = TypeVar("Model", bound=BaseModel)
+from outpace.field_types import Option
 
 
 def convert_whole_number(value: object) -> object:
@@ -32,10 +30,3 @@ def bounded_type(option: Option) -> Any:
             ends[high] = bounds.high
         kind = Annotated[kind, Field(**ends)]
     return kind | None if option.is_nullable else kind
-
-
-def option_model(name: str, base: type[Model], *declarations: type) -> type[Model]:
-    """Return a subclass of a model with a field for each option of some dataclasses."""
-    options = (option for each in declarations for option in list_options(each).values())
-    fields: dict[str, Any] = {each.name: (bounded_type(each), each.default) for each in options}
-    return create_model(name, __base__=base, **fields)

@@ -12,7 +12,7 @@ from outpace.field_types import Bounds, PositiveInt
 Seconds = Annotated[float, Bounds(0, 86400, above=True)]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Settings of a server as a whole, shared by flags and TOML."""
 
@@ -60,7 +60,7 @@ class ServerOptions:
     ] = "text"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Options of a served model, shared by flags and TOML."""
 

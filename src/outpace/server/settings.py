@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import AfterValidator, Field, PlainValidator
+from typing import Any
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
 from outpace.checkpoints.name import distinct_name, head_name, name_of
 from outpace.engine.pairing import MethodSelector, accepts_head
-from outpace.errors import OptionError
+from outpace.errors import OptionError, prefix_error
+from outpace.field_types import check_fields, check_value
 from outpace.methods import METHODS, Method
 from outpace.methods.options import method_name
 from outpace.models.config import ModelConfig
-from outpace.server.option_types import option_model
 from outpace.server.serve_options import ServeOptions
-from outpace.server.start import FrozenModel, Settings, parse_section, read_table
+from outpace.server.start import Settings, parse_section, read_table
 
 
 def name_role_models(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
@@ -57,41 +55,13 @@ def name_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
     return models | named_paths
 
 
-def validate_option_value(option: object) -> object:
-    """Return a value that an option may have."""
-    if isinstance(option, str | int | float):
-        return option
-    raise ValueError("must be a text, a number, true or false")
-
-
-def validate_option_limit(option: object) -> object:
-    """Return a limit of an option: a list of two numbers, or of words."""
-    if isinstance(option, list):
-        for kind in (str, int | float):
-            if all(isinstance(each, kind) for each in option):
-                return option
-    raise ValueError("must be a list of a minimum and a maximum, or of words")
-
-
 def resolve_path(model: str) -> str:
     """Return an existing path in full, so that error messages can hide it; names unchanged."""
     return os.path.abspath(model) if os.path.exists(model) else model
 
 
-ModelPath = Annotated[str, AfterValidator(resolve_path)]
-OptionValue = Annotated[str | int | float | bool, PlainValidator(validate_option_value)]
-OptionLimit = Annotated[list[float] | list[str], PlainValidator(validate_option_limit)]
-
-if TYPE_CHECKING:
-
-    class EntryOptions(FrozenModel, LoadOptions, ServeOptions):
-        """The options of an `LLM`, and those of serving it."""
-
-else:
-    EntryOptions = option_model("EntryOptions", FrozenModel, LoadOptions, ServeOptions)
-
-
-class Entry(EntryOptions):
+@dataclass(frozen=True, kw_only=True)
+class Entry(LoadOptions, ServeOptions):
     """One model of the server, with the options of its `LLM`.
 
     Attributes:
@@ -104,13 +74,26 @@ class Entry(EntryOptions):
         limits: Minimum and maximum, or allowed words, for options of methods.
     """
 
-    path: ModelPath
+    path: str
     method: str | None = None
-    options: Mapping[str, OptionValue] = {}
-    methods: list[str] | None = None
-    adapters: Mapping[str, ModelPath] | None = None
-    further: Mapping[str, ModelPath] = {}
-    limits: Mapping[str, OptionLimit] = {}
+    options: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] | None = None
+    further: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, value in self.options.items():
+            check_value(f"options.{name}", value, str | int | float | bool)
+        for name, value in self.limits.items():
+            check_value(f"limits.{name}", value, tuple[float, ...] | tuple[str, ...])
+        for name in ("adapters", "further"):
+            models = {
+                each: resolve_path(check_value(f"{name}.{each}", path, str))
+                for each, path in (getattr(self, name) or {}).items()
+            }
+            object.__setattr__(self, name, models or getattr(self, name))
+        object.__setattr__(self, "path", resolve_path(self.path))
 
     def open_model(self) -> MethodSelector:
         return MethodSelector.open(
@@ -142,23 +125,28 @@ class Entry(EntryOptions):
         options = {f.name: getattr(method, f.name) for f in fields(method)} | named
         # The method's own models come first: they are the defaults of its roles.
         further = {named[role]: path for role, path in roles.items()} | dict(self.further)
-        changes = {
-            "method": method_name(type(method)),
-            "options": {k: v for k, v in options.items() if v is not None},
-            "further": further,
-        }
-        return parse_section(Entry, dict(self) | changes, self.path)
+        return replace(
+            self,
+            method=method_name(type(method)),
+            options={name: value for name, value in options.items() if value is not None},
+            further=further,
+        )
 
     def load_options(self) -> dict[str, Any]:
         """Return the options of its `LLM`."""
-        return self.model_dump(include={*LOAD_OPTIONS})
+        return {name: getattr(self, name) for name in LOAD_OPTIONS}
 
 
-class Config(FrozenModel):
+@dataclass(frozen=True, kw_only=True)
+class Config:
     """Configuration file of a server."""
 
     server: Settings = Settings()
-    models: Annotated[dict[str, Entry], Field(min_length=1)]
+    models: Mapping[str, Entry]
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise OptionError("models", None, "must not be empty")
 
     def check_consistency(self) -> None:
         """Raise `ValueError` for invalid settings or names, or a split model among several."""
@@ -176,9 +164,31 @@ class Config(FrozenModel):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileTables:
+    """The sections of a configuration file."""
+
+    server: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def read_config(path: Path) -> Config:
     """Return the configuration of a TOML file; `ValueError` for an invalid one."""
-    return parse_section(Config, read_table(path), str(path))
+    table = read_table(path)
+    try:
+        file = parse_section(FileTables, table)
+        return Config(
+            server=parse_section(Settings, file.server, "server."),
+            models={
+                name: parse_section(Entry, entry, f"models.{name}.")
+                for name, entry in file.models.items()
+            },
+        )
+    except OptionError as error:
+        raise prefix_error(str(path), error) from None
 
 
 ZOO_CACHE_GIB = 0.25
@@ -220,7 +230,10 @@ def make_entry(
     path: str, method: Method | None, further: Mapping[str, str], loading: Mapping[str, Any]
 ) -> Entry:
     """Return an entry for a model of the command line, with the models its method names."""
-    entry = parse_section(Entry, {"path": path, "further": dict(further), **loading}, path)
+    try:
+        entry = Entry(path=path, further=further, **loading)
+    except OptionError as error:
+        raise prefix_error(path, error) from None
     return entry if method is None else entry.with_method(method)
 
 
@@ -229,8 +242,6 @@ def build_config(
 ) -> Config:
     """Return the configuration of a file or of `models`; flags override the file."""
     file_config = None if path is None else read_config(path)
-    server = {} if file_config is None else file_config.server.model_dump(exclude_unset=True)
-    return Config(
-        server=parse_section(Settings, server | dict(flags), "command line"),
-        models=dict(models or zoo_entries()) if file_config is None else file_config.models,
-    )
+    if file_config is None:
+        file_config = Config(models=models or zoo_entries())
+    return replace(file_config, server=replace(file_config.server, **flags))

@@ -10,46 +10,27 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from outpace.errors import OptionError, prefix_error
+from outpace.errors import OptionError
+from outpace.field_types import check_fields, list_options
 from outpace.server.logs import log_start, start_log
-from outpace.server.option_types import option_model
 from outpace.server.serve_options import ServerOptions
 
 HEADER_VALUE = re.compile(rb"[!-~\x80-\xff]+([ \t]+[!-~\x80-\xff]+)*")
 """Bytes that HTTP transfers unchanged as the value of a header."""
 
-ERROR_MESSAGES = {
-    "extra_forbidden": "is unknown",
-    "missing": "is missing",
-    "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-}
 
-
-class FrozenModel(BaseModel):
-    """Immutable model with exact types and no unknown keys."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-if TYPE_CHECKING:
-
-    class SettingFields(FrozenModel, ServerOptions):
-        """The options of a server."""
-
-else:
-    SettingFields = option_model("SettingFields", FrozenModel, ServerOptions)
-
-
-class Settings(SettingFields):
+@dataclass(frozen=True, kw_only=True)
+class Settings(ServerOptions):
     """Settings of the server as a whole."""
 
-    api_key: Annotated[str, Field(min_length=1)] | None = None
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not (isinstance(self.api_key, str) and self.api_key):
+            raise OptionError("api_key", None, "must be a text that is not empty")
+        check_fields(self)
 
     def read_key(self) -> bytes | None:
         if self.api_key is not None and self.api_key_file is not None:
@@ -90,36 +71,26 @@ def check_key(param: str, key: bytes) -> bytes:
     return key
 
 
-def requirement(message: str) -> str:
-    """Return pydantic's message about a value, worded as a requirement."""
-    return re.sub("(Input|String) should", "must", message)
+Section = TypeVar("Section")
 
 
-ConfigSection = TypeVar("ConfigSection", bound=FrozenModel)
+def parse_section(kind: type[Section], table: object, path: str = "") -> Section:
+    """Return a section of a configuration; `OptionError` for an unknown key or invalid value.
 
-
-def parse_section(
-    kind: type[ConfigSection], values: Mapping[str, Any], where: str
-) -> ConfigSection:
-    """Return a section from plain values; `OptionError` for an unknown key or invalid value."""
+    `path` precedes the names of keys in errors.
+    """
+    if not isinstance(table, Mapping):
+        raise OptionError(path.rstrip("."), table, "must be a table")
+    options = list_options(cast(Any, kind))
     try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise prefix_error(where, first_validation_error(error)) from None
-
-
-def first_validation_error(error: ValidationError) -> OptionError:
-    errors = error.errors(include_url=False)
-    first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
-    place = ".".join(map(str, first["loc"]))
-    if first["type"] in ERROR_MESSAGES:
-        return OptionError(place, None, ERROR_MESSAGES[first["type"]])
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, OptionError) and not place:
-        return cause
-    problem = requirement(first["msg"]) if cause is None else str(cause)
-    value = None if place.endswith("api_key") else first["input"]
-    return OptionError(place, value, problem)
+        for name in table.keys() - options.keys():
+            raise OptionError(name, None, "is unknown")
+        for name, option in options.items():
+            if option.is_required and name not in table:
+                raise OptionError(name, None, "is missing")
+        return kind(**table)
+    except OptionError as error:
+        raise OptionError(path + error.param, error.value, error.reason) from None
 
 
 def read_table(path: Path) -> dict[str, Any]:
