@@ -241,6 +241,7 @@ def read_value(value: Any, hint: Any, bounds: Bounds | None = None) -> Any:
     if of is Annotated:
         return read_value(value, parts[0], find_bounds(parts[1:]) or bounds)
     if of in (Union, UnionType):
+        # The first type that fits: an integer stays one for `int | float`.
         for part in parts:
             with suppress(TypeError):
                 return read_value(value, part, bounds)

@@ -59,7 +59,7 @@ DRAFTING = DFlash(draft="tiny-dflash", lookup=True)
 )
 def test_default_method_is_that_of_generate(values: dict[str, Any], method: Method) -> None:
     entry = use_default_draft("m", Entry(**{"path": "tiny-ar", **values}))
-    default, methods = available_methods(entry)
+    _, default, methods = available_methods(entry)
     assert methods[default].default_method[1] == method
     assert set(entry.further) >= set(values.get("further", ()))
     if not {"method", "methods", "options"} & set(values):

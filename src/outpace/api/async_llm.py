@@ -11,7 +11,7 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.api.text import Prompt
-from outpace.errors import OptionError
+from outpace.field_types import NonNegativeInt, check_value
 
 
 class AsyncLLM(ModelClient):
@@ -34,8 +34,7 @@ class AsyncLLM(ModelClient):
     def __init__(
         self, llm: LLM, *, thread: EngineThread | None = None, max_waiting: int = 256
     ) -> None:
-        if max_waiting < 0:
-            raise OptionError("max_waiting", max_waiting, "must be at least 0")
+        check_value("max_waiting", max_waiting, NonNegativeInt)
         self.llm = llm
         self.owns_thread = thread is None
         self.thread = EngineThread() if thread is None else thread

@@ -536,6 +536,7 @@ class ChatTemplate(TemplateSource):
             if self.control_pattern.search(role := message["role"]):
                 param = f"messages[{number}].role"
                 raise OptionError(param, role, "must not contain a special token")
+        # A template would end the last message, so it is rendered as a part after the prompt.
         last = self.take_continued(messages) if continues else []
         named = [
             (name := f"messages[{number}]", self.write_calls(name, self.write_thoughts(message)))
@@ -550,6 +551,7 @@ class ChatTemplate(TemplateSource):
         text = self.render_parts(parts)
         ids, spans = self.codec.encode_with_spans(text)
         control = [self.trim_span(text, span) for span in spans if span[0] in self.control_tokens]
+        # Text of a message that spells a control token must not act as one.
         own = self.select_tokens(control, parts, text)
         if own == control:
             return ids
@@ -585,6 +587,8 @@ class ChatTemplate(TemplateSource):
         edged = [part for part in parts if self.edge_pattern.search(part.text)]
         if not edged:
             return control
+        # Rendering again, with one character for the edges of tokens from the template and another
+        # for those from messages, shows where each token of the prompt comes from.
         free = unused_characters(text, *(part.text for part in parts), *self.string_constants)
         written, by_user = (
             {edge: take_unused_character(free) for edge in self.edges} for _ in ("template", "user")
@@ -609,6 +613,7 @@ class ChatTemplate(TemplateSource):
         except OptionError:  # the template depends on what is hidden
             marked = ""
         plain = {ord(mark): edge for table in (written, by_user) for edge, mark in table.items()}
+        # The second rendering counts only if the marks have changed nothing else.
         if marked.translate(plain) == text:
             return [
                 each for each in control if is_own(each[0], {marked[each[1]], marked[each[2] - 1]})

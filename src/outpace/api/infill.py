@@ -102,6 +102,7 @@ class InfillLayout:
                 holes[slot] = part
                 slot += part.size
             else:
+                # Text before the first hole is part of the prompt.
                 if holes:
                     given |= {slot + place: token for place, token in enumerate(part[1])}
                 slot += len(part[1])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import Any, Unpack, overload
+from typing import Annotated, Any, Unpack, overload
 from weakref import finalize
 
 import torch
@@ -38,7 +38,7 @@ from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import OptionError
-from outpace.field_types import check_value, is_whole_number
+from outpace.field_types import Bounds, PositiveInt, check_value
 from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.options import MethodSpec
@@ -351,9 +351,9 @@ class LLM:
             ValueError: For invalid input; without `batch`, before any computation.
             DecodingError: If a method or a forward pass fails.
         """
-        check_batch(batch)
+        batch = check_value("batch", batch, PositiveInt | None)
         batch = len(requests := list(requests)) if batch is None else batch
-        return self.answer_requests(requests, max(int(batch), 1))
+        return self.answer_requests(requests, max(batch, 1))
 
     def answer_requests(
         self, requests: Iterable[tuple[Prompt | None, Options]], batch: int
@@ -471,12 +471,5 @@ def answer_variants(options: Options, n: int | None) -> list[Options]:
     """Return the options of `n` answers to a prompt, which have consecutive seeds."""
     if n is None:
         return [options]
-    if not (is_whole_number(n) and 1 <= n <= MAX_ANSWERS):
-        raise OptionError("n", n, f"must be an integer from 1 to {MAX_ANSWERS}")
-    return [offset_seed(options, number) for number in range(n)]
-
-
-def check_batch(batch: int | None) -> None:
-    """Raise `OptionError` for a batch that is not a positive integer or None."""
-    if not (batch is None or is_whole_number(batch) and batch >= 1):
-        raise OptionError("batch", batch, "must be an integer of at least 1")
+    count = check_value("n", n, Annotated[int, Bounds(1, MAX_ANSWERS)])
+    return [offset_seed(options, number) for number in range(count)]

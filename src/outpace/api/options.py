@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
 from outpace.errors import OptionError
 from outpace.field_types import (
@@ -19,7 +19,6 @@ from outpace.field_types import (
     Temperature,
     check_fields,
     check_value,
-    is_whole_number,
     list_options,
 )
 
@@ -158,10 +157,7 @@ class Options(TypedDict, total=False):
 
 def offset_seed(options: Options, offset: int) -> Options:
     """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
-    seed: object = options.get("seed", 0)
-    if not is_whole_number(seed):
-        raise OptionError("seed", seed, "must be an integer")
-    return {**options, "seed": cast(int, seed) + offset}
+    return {**options, "seed": check_value("seed", options.get("seed", 0), int) + offset}
 
 
 @dataclass(frozen=True, kw_only=True)

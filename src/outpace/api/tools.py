@@ -170,6 +170,7 @@ def link_calls(messages: Sequence[Message]) -> list[Message]:
             message["tool_calls"] = [read_call(*pair) for pair in pairs]
             names = {}
             for (at, _), call in zip(pairs, message["tool_calls"], strict=True):
+                # Results are matched to calls by id, so two calls of a turn cannot share one.
                 if "id" in call and call["id"] in names:
                     raise OptionError(f"{at}.id", call["id"], "must not occur twice")
                 names |= {call["id"]: call["function"]["name"]} if "id" in call else {}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from outpace.errors import OptionError
-from outpace.field_types import is_whole_number
+from outpace.field_types import Bounds, describe_type, read_value
 
 Fields = Mapping[str, Any]
 """A published configuration, or a part of one."""
@@ -150,27 +150,24 @@ def shorten(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def count(value: Any, maximum: int = MAX_PUBLISHED_SIZE) -> int:
-    """Parse a size from 1 to `maximum`."""
-    if is_whole_number(value) and 0 < value <= maximum:
-        return int(value)
-    raise ValueError(f"a whole number from 1 to {maximum}")
+def parser_of(hint: Any) -> ValueParser:
+    """Return a parser of the values that an option of a type may have."""
+
+    def parse_option(value: Any) -> Any:
+        try:
+            return read_value(value, hint)
+        except TypeError:
+            raise ValueError(describe_type(hint)) from None
+
+    return parse_option
 
 
-def few(value: Any) -> int:
-    return count(value, MAX_PUBLISHED_COUNT)
-
-
-def number(value: Any) -> float:
-    if type(value) in (int, float) and 0 < value < 1e18:
-        return float(value)
-    raise ValueError("a positive number below 1e18")
-
-
-def flag(value: Any) -> bool:
-    if type(value) is bool:
-        return value
-    raise ValueError("true or false")
+count = parser_of(Annotated[int, Bounds(1, MAX_PUBLISHED_SIZE)])
+few = parser_of(Annotated[int, Bounds(1, MAX_PUBLISHED_COUNT)])
+index = parser_of(Annotated[int, Bounds(0, MAX_PUBLISHED_SIZE - 1)])
+number = parser_of(Annotated[float, Bounds(0, 1e18, above=True, below=True)])
+flag = parser_of(bool)
+mapping = parser_of(dict[str, Any])
 
 
 def choice(values: Iterable[str | bool]) -> ValueParser:
@@ -183,13 +180,6 @@ def choice(values: Iterable[str | bool]) -> ValueParser:
         raise ValueError(" or ".join(map(repr, known)))
 
     return parse_choice
-
-
-def index(value: Any) -> int:
-    """Parse the index of a token or layer."""
-    if is_whole_number(value) and 0 <= value < MAX_PUBLISHED_SIZE:
-        return int(value)
-    raise ValueError(f"a whole number from 0 to {MAX_PUBLISHED_SIZE - 1}")
 
 
 def indices(value: Any) -> tuple[int, ...]:
@@ -205,12 +195,6 @@ def some_indices(value: Any) -> tuple[int, ...]:
     if values := indices(value):
         return values
     raise ValueError("at least one number")
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError("an object")
 
 
 def inner(published: Fields, name: str) -> dict[str, Any]:

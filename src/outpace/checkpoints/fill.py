@@ -75,6 +75,7 @@ def fill_model(
             if stored is not None and parameter.dim() == 2:
                 continue
             is_matrix = parameter.dim() == 2 and is_quantizable
+            # None keeps the published dtype, so that a matrix is rounded once.
             part_dtype = None if rounds_published and is_matrix else dtype
             found = [
                 read_part(weights, piece, part_dtype, device, adapter)

@@ -148,6 +148,7 @@ def read_plain_tokenizer(path: Path, configs: Mapping[str, Fields]) -> Tokenizer
     config = configs.get(TOKENIZER_CONFIG, {})
     listed = config.get("added_tokens_decoder")
     further = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    # In these cases transformers does more than read the file.
     if (
         path.name != "tokenizer.json"
         or (listed is None and not configs.keys().isdisjoint(OLD_CONFIGS))
@@ -174,6 +175,7 @@ def read_plain_tokenizer(path: Path, configs: Mapping[str, Fields]) -> Tokenizer
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {each["name"]: each["template"] for each in template}
+    # As in transformers, the file takes precedence.
     if (file := path.parent / "chat_template.jinja").is_file():
         template = file.read_text("utf-8")
     return Tokenizer(backend, special, template)

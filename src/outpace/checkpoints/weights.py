@@ -282,6 +282,7 @@ class CheckpointWeights:
             if not (name in used or name.endswith(COMPUTED_SUFFIX) or name.startswith(unread))
         }
         unused -= unread_keys(config)
+        # Some tied checkpoints store the head all the same.
         if config.tied:
             unused -= self.redundant_head(config)
         if self.scheme is not None:

@@ -31,6 +31,7 @@ from outpace.cli.flags import (
     StopFlags,
     describe_draft,
     parse_variable,
+    read_option_file,
     report_progress,
 )
 from outpace.cli.options import MethodFlag, format_method, parse_method_words
@@ -130,19 +131,13 @@ def named_path(name: str) -> Path:
     return Path(name).expanduser()
 
 
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a text file: {error}") from error
-
-
 def read_file_message(words: str) -> str:
     """Return the message of `PATH text`: the text and the content of the file."""
     quoted = re.match(r"""\s*(["'])(.+?)\1""", words)
     path = quoted[2] if quoted else words.partition(" ")[0]
     text = words[quoted.end() :] if quoted else words.partition(" ")[2]
-    return f"{text.strip()}\n\n{read_text(named_path(path))}".strip()
+    content = read_option_file(named_path(path), "/file")
+    return f"{text.strip()}\n\n{content}".strip()
 
 
 def read_conversation(path: Path) -> list[Message]:
@@ -150,7 +145,7 @@ def read_conversation(path: Path) -> list[Message]:
     from outpace.api.chat_template import Message
 
     try:
-        messages = json.loads(read_text(path))["messages"]
+        messages = json.loads(read_option_file(path, "/load"))["messages"]
         roles = [each["role"] for each in messages if isinstance(each["content"], str | None)]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"{path} is not a conversation that /save has written: {error}") from None

@@ -208,7 +208,7 @@ class ConstraintFlags(FlagGroup):
     def options(self) -> Options:
         """Return the options of a request; raises `OptionError` for an unreadable file."""
         schema = None if self.schema is None else read_schema_file(self.schema)
-        grammar = None if self.grammar is None else read_option_file(self.grammar, "grammar")
+        grammar = None if self.grammar is None else read_option_file(self.grammar, "--grammar")
         return Options(
             schema=schema, regex=self.regex, choices=self.choices or None, grammar=grammar
         )
@@ -255,12 +255,12 @@ def read_option_file(path: Path, option: str) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise OptionError(f"--{option}", path, f"{path} is not a text file: {error}") from error
+        raise OptionError(option, path, f"{path} is not a text file: {error}") from error
 
 
 def read_schema_file(path: Path) -> Any:
     """Read a schema; raises `OptionError` if it is not JSON."""
-    text = read_option_file(path, "schema")
+    text = read_option_file(path, "--schema")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

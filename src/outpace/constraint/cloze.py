@@ -15,7 +15,7 @@ from outpace.decoding import Request
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import JointRows
 from outpace.errors import OptionError
-from outpace.field_types import is_whole_number
+from outpace.field_types import PositiveInt, check_value
 
 ANY_TEXT = r"[\s\S]*"
 
@@ -41,10 +41,7 @@ class Hole:
                 "hole.tokens", self.tokens, f"give exactly one of tokens and up_to, got {self}"
             )
         for name in ("tokens", "up_to"):
-            value = getattr(self, name)
-            if value is not None and not (is_whole_number(value) and value >= 1):
-                param = f"hole.{name}"
-                raise OptionError(param, value, "must be a positive integer")
+            check_value(f"hole.{name}", getattr(self, name), PositiveInt | None)
         if self.regex is not None and not isinstance(self.regex, str):
             raise OptionError("hole.regex", self.regex, "must be a string")
 

@@ -162,6 +162,7 @@ def determinize_nfa(net: Nfa, budget: StepBudget | None = None) -> Dfa:
     """Return the automaton of an NFA, without states from which no text can be finished."""
     budget = budget or StepBudget()
     budget.spend(len(net.edges))
+    # Bytes that no transition distinguishes share a class, so most rows are short.
     cuts = sorted({0, 256, *(e for each in net.edges for (a, b), _ in each for e in (a, b + 1))})
     place = {cut: index for index, cut in enumerate(cuts)}
     closed = epsilon_closures(net)

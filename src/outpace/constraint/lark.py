@@ -178,6 +178,7 @@ class SchemaSizes:
             for part in value:
                 size = size.add_inner(self.measure(part))
         elif isinstance(value, Mapping):
+            # llguidance copies the target of a reference only beside other keywords.
             expands = expands or len(value.keys() - ANNOTATION_KEYWORDS) > 1
             for name, rule in value.items():
                 if name in ("anyOf", "oneOf", "allOf") and isinstance(rule, list):
@@ -198,6 +199,7 @@ class SchemaSizes:
     def measure_target(self, reference: str) -> SchemaSize:
         """Return the size of the target of a reference, which is measured once."""
         if reference not in self.measured:
+            # A cycle is counted once.
             self.measured[reference] = SchemaSize()  # within itself
             try:
                 found = resolve_reference(self.root, reference, "#")

@@ -32,9 +32,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            reason = f"must be 0 or at least {MIN_TEMPERATURE:g}"
-            raise OptionError("temperature", self.temperature, reason)
+        check_temperature(temperature=self.temperature)
 
     @property
     def is_plain(self) -> bool:
@@ -45,6 +43,13 @@ class Sampling:
     def is_truncated(self) -> bool:
         """Whether some tokens are excluded."""
         return self.top_p < 1 or self.top_k is not None or self.min_p > 0
+
+
+def check_temperature(**values: float) -> None:
+    """Raise `OptionError` for a temperature whose inverse overflows."""
+    for name, value in values.items():
+        if 0 < value < MIN_TEMPERATURE:
+            raise OptionError(name, value, f"must be 0 or at least {MIN_TEMPERATURE:g}")
 
 
 PLAIN_SAMPLING = Sampling()

@@ -158,6 +158,7 @@ class Engine:
         """End a job where it is, and free its pages."""
         if job.has_ended:
             return
+        # If Ctrl-C interrupts the next lines, `recover` finishes the job.
         needed_recovery, self.needs_recovery = self.needs_recovery, True
         job.finish_reason = "cancelled"
         if job in self.queue:
@@ -202,6 +203,7 @@ class Engine:
             if (parts := self.prepare_forward(runner, job, room, work)) is None:
                 continue
             forward, rest = parts
+            # Later jobs do not overtake a forward that is too long for the rest of this pass.
             if rest is None and work and forward.end - forward.first_slot > room:
                 break
             work.append((job, forward, rest))
@@ -240,6 +242,7 @@ class Engine:
         """Free the pages of the last request that may begin again, or fail a job without one."""
         for last in reversed(self.running):
             if last.may_begin_again and (last is job or last.has_pages(runner)):
+                # What it was to run in this pass would read pages that others may take now.
                 work[:] = [each for each in work if each[0] is not last]
                 self.requeue_job(last)
                 return
@@ -300,6 +303,7 @@ class Engine:
             self.queue.clear()
         elif isinstance(error, torch.OutOfMemoryError) and len(remaining) > 1:
             failed_jobs = [max(failed_jobs, key=attrgetter("began"))]
+            # Memory sufficed until the newest one came.
             self.max_sequences = max(len(self.running) - 1, 1)
             LOG.warning("out of memory: max_sequences is now %d", self.max_sequences)
         elif len(remaining) > 1:
@@ -323,6 +327,7 @@ class Engine:
         if rest is not None:
             job.store_partial(rest, prediction)
             return
+        # The method replaces all three when it resumes.
         forward, before, length = job.full_forward, len(job.ids), job.cycle_length
         assert forward is not None
         self.advance_job(job, job.join_features(prediction))

@@ -306,6 +306,7 @@ def pack_pass(
             context.append(forward.context)
         if forward.features is not None:
             features.append(forward.features)
+        # If all rows are wanted in their order, none has to be selected.
         in_order = in_order and forward.rows == range(len(forward.ids))
         if forward.rows:
             kind = type(forward.read)

@@ -79,6 +79,7 @@ class HostTransfer:
 def stack_results(parts: Sequence[ReadChunk], names: Sequence[Score]) -> Tensor:
     """Stack tokens and one row per score; float64 holds a token id exactly."""
     chosen = concatenate([part.chosen for part in parts])
+    # A token of -1 marks logits that are not finite, without another copy to the host.
     tokens = torch.where(
         chosen.isfinite(), concatenate([part.readout.tokens for part in parts]), -1
     )

@@ -182,8 +182,9 @@ class Runner:
         if text is None:
             return self.cache.reserve(slots, adapter)
         needed = count_pages(min(len(text) + 1, slots))
-        if needed > self.cache.available and self.prefix_cache is not None:
-            needed -= self.prefix_cache.count_held(text, adapter)
+        lacking = needed - self.cache.available
+        if self.prefix_cache is not None and 0 < lacking <= self.cache.held_pages:
+            needed -= self.prefix_cache.count_held(text, adapter)  # hashes the whole text
         return self.cache.reserve(slots, adapter, pages=needed)
 
     def release(self, table: PageTable, *, zero: bool = False) -> None:

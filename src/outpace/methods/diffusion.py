@@ -34,7 +34,7 @@ from outpace.decoding.order import (
     top_holes,
 )
 from outpace.decoding.sampling import GroupReader, Readout, token_scores
-from outpace.decoding.sampling_params import MIN_TEMPERATURE
+from outpace.decoding.sampling_params import check_temperature
 from outpace.decoding.target import HoleOrder, Rank
 from outpace.field_types import Bounds, NonNegativeFloat, PositiveInt
 from outpace.methods.method import Method
@@ -141,9 +141,7 @@ class Diffusion(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if 0 < self.order_temperature < MIN_TEMPERATURE:
-            reason = f"must be 0 or at least {MIN_TEMPERATURE:g}"
-            raise OptionError("order_temperature", self.order_temperature, reason)
+        check_temperature(order_temperature=self.order_temperature)
 
     def check_request(self, request: Request) -> None:
         if self.guidance and not request.target.null_prompt:

@@ -189,6 +189,7 @@ class MethodChoice:
 def method_variants(choice: MethodChoice) -> Iterator[tuple[Method, Method]]:
     """Yield the method with each combination of further models."""
     role_models = [choice.options[role].choices for role in choice.method_type.roles]
+    # All are checked when the server starts, so that no request fails for its models.
     for names in product(*role_models):
         yield choice.create(dict(zip(choice.method_type.roles, names, strict=True)))
 

@@ -197,7 +197,7 @@ class HostedModel(ModelInfo):
 
 
 def load_served_model(entry: Entry) -> LLM:
-    default, methods = available_methods(entry)
+    _, default, methods = available_methods(entry)
     _, method = methods[default].default_method
     llm = LLM(entry.path, method, **entry.load_options())
     for choice in methods.values():
@@ -254,7 +254,7 @@ def describe_models(entries: Mapping[str, Entry]) -> dict[str, ModelInfo]:
 
 
 def describe_model(name: str, entry: Entry) -> ModelInfo:
-    default, methods = available_methods(entry)
+    config, default, methods = available_methods(entry)
     path = model_title(entry.path, entry.adapter)
     roles = {path: "target"}
     for choice in methods.values():
@@ -264,7 +264,7 @@ def describe_model(name: str, entry: Entry) -> ModelInfo:
     places = {name: entry.path, **entry.further_models()} if entry.lazy else {}
     return ModelInfo(
         path=path,
-        config=entry.read_model_config(),
+        config=config,
         methods=methods,
         method=default,
         roles=roles,
@@ -300,8 +300,8 @@ def default_method_name(config: ModelConfig, entry: Entry) -> str:
     return usual if usual in allowed else allowed[0]
 
 
-def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
-    """Return the default method's name and all available methods; loads no weights."""
+def available_methods(entry: Entry) -> tuple[ModelConfig, str, dict[str, MethodChoice]]:
+    """Return the configuration, the default method's name and all methods; loads no weights."""
     opened = entry.open_model()
     config = opened.config
     default = default_method_name(config, entry)
@@ -316,4 +316,4 @@ def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     for choice in methods.values():
         for _, method in method_variants(choice):
             opened.open_models(method)
-    return default, methods
+    return config, default, methods

@@ -241,6 +241,7 @@ class Trainer:
                 if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
                     log.write_metrics(step + 1, self.optim.learning_rate(step, steps))
                 self.validate_model(step + 1, steps, log)
+                # All processes end after the same step, whichever of them received the signal.
                 stopped = self.any_process(received_signal() != 0)
                 if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
                     next_example = self.micro_batches.first_example(step + 1)

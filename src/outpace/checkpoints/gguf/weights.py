@@ -193,6 +193,7 @@ class GGUFWeights(CheckpointWeights):
         order = None if columns is None else columns.argsort()
         if (matrix := pack_matrix(parts, inputs, order)) is not None:
             return matrix
+        # Only after a failure is the tensor at fault searched, one by one.
         pairs = zip(pieces, parts, strict=True)
         bad = next(piece for piece, part in pairs if pack_matrix([part], inputs) is None)
         raise not_finite_error(self.folder, bad.source, torch.float32)
