@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import dense, whole
+from outpace.methods.copies import MAX_COPY_TOKENS
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
@@ -201,14 +202,16 @@ def speculative(
     max_tokens: int,
     *,
     tokens: int,
-    match: int | None = None,
+    match: int = 0,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are the draft model's own next tokens; with `match`, copies where there are any."""
+    """Drafts are the draft model's own tokens, or copies of at least `match`."""
 
     def guess(ids: list[int], most: int) -> list[int]:
-        most = min(tokens, most)
-        return (match and copy_of(ids, most, match)) or autoregressive(draft, ids, most)
+        copied = copy_of(ids, min(MAX_COPY_TOKENS, most), 1)
+        if match and len(copied) >= match:
+            return copied
+        return autoregressive(draft, ids, min(tokens, most))
 
     return verified(model, prompt, max_tokens, eos, guess)
 

@@ -342,7 +342,7 @@ def test_lookup(engine: Engine, prompt: list[int], match: int, count: int) -> No
 def test_speculative(
     engine: Engine, prompt: list[int], lookup: bool, count: int, draft: str
 ) -> None:
-    options = {"tokens": count, "match": DRAFT_MATCH if lookup else None}
+    options = {"tokens": count, "match": DRAFT_MATCH * lookup}
     loop = partial(naive.speculative, CAUSAL, DRAFTS[draft], prompt, TOKENS, **options)
     method = Speculative(draft="", tokens=count, lookup=lookup)
     check_verified(engine, method, {"target": "causal", "draft": draft}, prompt, loop)

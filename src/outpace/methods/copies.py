@@ -15,6 +15,9 @@ LookupOption = Annotated[bool, "propose a copy instead of a draft where the text
 DRAFT_MATCH = 3
 """Tokens that must occur earlier for a copy to replace the draft of a model."""
 
+MAX_COPY_TOKENS = 24
+"""Most tokens that are copied where a method sets no number."""
+
 MAX_CANDIDATES = 32
 """Earlier occurrences that are compared, the latest first."""
 
@@ -90,9 +93,19 @@ class CopyFinder:
         lengths = (LONG_MATCH, match) if match < LONG_MATCH else (match,)
         self.indexes = [OccurrenceIndex(length) for length in lengths]
 
-    def propose_tokens(self, request: Request, most: int) -> list[int]:
-        """Return all tokens that the constraint forces, or else a copy of at most `most`."""
-        return request.forced_tokens or self.find_copy(request.ids, most)
+    def replace_draft(self, request: Request, count: int) -> list[int]:
+        """Return the tokens to verify instead of a draft of up to `count` tokens, or none.
+
+        These are all tokens that the constraint forces, or else a copy, whose length does not
+        depend on the draft's; it is no cycle of the draft.
+        """
+        most = min(MAX_COPY_TOKENS, request.limit - len(request) - 1)
+        copied = request.forced_tokens or self.find_copy(request.ids, most)
+        if count and len(copied) < DRAFT_MATCH and not request.forced_tokens:
+            return []
+        if copied:
+            request.cycle_length = None
+        return copied
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
         """Index the new tokens of a sequence; return at most `most` tokens that may follow it."""

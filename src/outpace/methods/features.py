@@ -21,7 +21,7 @@ from outpace.decoding import (
     agreement,
 )
 from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree, accepted_path
-from outpace.methods.copies import DRAFT_MATCH, CopyFinder
+from outpace.methods.copies import CopyFinder
 from outpace.methods.method import decode_plain
 
 TREE_WIDTH, TREE_DEPTH = 10, 7
@@ -91,7 +91,7 @@ class FeatureBuffer:
     def __init__(self, request: Request, sample: Read, *, lookup: bool) -> None:
         self.request = request
         self.sample = sample
-        self.copies = CopyFinder(DRAFT_MATCH) if lookup else None
+        self.copies = CopyFinder(1) if lookup else None
         self.written_slots = 0
         """Slots of the target that hold the text."""
         self.stored_slots = 0
@@ -111,14 +111,15 @@ class FeatureBuffer:
         return len(self.request) - 1 - self.read_slots
 
     def decode_undrafted(self, count: int) -> Generator[Forward, Prediction, bool | None]:
-        """Decode without the draft: plainly where `count` is 0, or a copy of up to `count` tokens.
+        """Verify a copy, or decode plainly where `count` is 0 or states were not stored.
 
-        Returns whether to continue, or None if the draft proposes the next tokens.
+        Returns whether to continue, or None if the draft proposes the next `count` tokens.
         """
+        if self.copies and (copied := self.copies.replace_draft(self.request, count)):
+            keep = self.keeps_states(wanted=count > 0)
+            return (yield from self.verify_chain(copied, self.sample, keep=keep))
         if not count or self.lost:
             return (yield from self.decode_plain(wanted=count > 0))
-        if self.copies and (copied := self.copies.propose_tokens(self.request, count)):
-            return (yield from self.verify_chain(copied, self.sample))
         return None
 
     def decode_plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
@@ -126,50 +127,42 @@ class FeatureBuffer:
 
         `wanted` is whether the next cycle drafts, which needs the hidden states.
         """
-        request, forced = self.request, self.request.forced_tokens
-        n = len(request)
+        request = self.request
         if wanted:
             request.cycle_length = 1
-        stores_all = request.target.is_recurrent
-        keep = wanted or stores_all or not (self.lost or request.skips_drafting(self.unread))
-        start = min(self.written_slots, self.stored_slots) if keep else self.written_slots
-        out = yield Forward(
-            ids=request.ids[start:] + forced,
-            start=start,
-            predict=range(n, n + len(forced) + 1) if forced else None,
-            read=self.sample,
-            features_for="draft" if keep else None,
-        )
-        if out.features is not None:
-            self.add_states(
-                out.features[self.stored_slots - start :]
-                if self.stored_slots > start
-                else out.features
-            )
-        self.written_slots = n + len(forced)
-        alive = request.commit(out.tokens, out.logprobs)
-        if alive and request.is_paused and not stores_all:
+        keep = self.keeps_states(wanted=wanted)
+        alive = yield from self.verify_chain(request.forced_tokens, self.sample, keep=keep)
+        if alive and request.is_paused and not (request.target.is_recurrent or self.copies):
             alive = yield from decode_plain(request, self.written_slots, self.sample)
             self.written_slots = len(request) - 1
         return alive
 
-    def verify_chain(self, drafted: list[int], read: Read) -> Generator[Forward, Prediction, bool]:
-        """Verify drafted tokens, store the hidden states of the accepted ones, and commit them.
+    def keeps_states(self, *, wanted: bool) -> bool:
+        """Return whether the next forward stores states; `wanted` is whether a draft follows."""
+        if wanted or self.request.target.is_recurrent:
+            return True
+        return not (self.lost or self.request.skips_drafting(self.unread))
 
-        Returns whether to continue.
+    def verify_chain(
+        self, drafted: list[int], read: Read, *, keep: bool = True
+    ) -> Generator[Forward, Prediction, bool]:
+        """Verify drafted tokens and commit the accepted ones; return whether to continue.
+
+        With `keep`, their hidden states are stored, and those before them that were not.
         """
-        request, n, start = self.request, len(self.request), self.written_slots
+        request, n = self.request, len(self.request)
+        start = min(self.written_slots, self.stored_slots) if keep else self.written_slots
         out = yield Forward(
             ids=[*request.ids[start:], *drafted],
             start=start,
             predict=range(n, n + len(drafted) + 1),
             read=read,
-            features_for="draft",
+            features_for="draft" if keep else None,
         )
         accepted = agreement(drafted, out.tokens)
-        assert out.features is not None
-        self.add_states(out.features[self.stored_slots - start :][: accepted + 1])
-        self.written_slots = self.stored_slots
+        self.written_slots = n + accepted
+        if out.features is not None:
+            self.add_states(out.features[: n + accepted - start][self.stored_slots - start :])
         return request.commit(out.tokens[: accepted + 1], out.logprobs)
 
     def verify_nodes(

@@ -9,13 +9,10 @@ from typing import Annotated
 from outpace.decoding import Decoding, Forward, LengthRange, Prediction, Read, Request, Target
 from outpace.decoding.draft_length import halving_values
 from outpace.field_types import PositiveInt
-from outpace.methods.copies import MAX_MATCH_TOKENS, CopyFinder, verify_chain
+from outpace.methods.copies import MAX_COPY_TOKENS, MAX_MATCH_TOKENS, CopyFinder, verify_chain
 from outpace.methods.method import DraftLength, Method, SharesText, check_length, decode_plain
 
 Cycle = Generator[Forward, Prediction, bool]
-
-MAX_COPY_TOKENS = 24
-"""Most tokens that "auto" copies."""
 
 
 @dataclass(frozen=True, kw_only=True)

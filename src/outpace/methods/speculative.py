@@ -19,7 +19,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.draft_length import MAX_PACED_TOKENS
-from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption, verify_chain
+from outpace.methods.copies import CopyFinder, LookupOption, verify_chain
 from outpace.methods.method import DraftLength, Method, check_length, decode_plain
 
 MAX_DRAFT_TOKENS = 8
@@ -77,7 +77,7 @@ class Speculative(Method):
         # With the target's noise the draft agrees more often than with greedy drafts.
         draft_sample = draft_read(request, self.verify, match=target_read)
         alive = yield from decode_plain(request, 0, target_read)
-        copies = self.lookup and CopyFinder(DRAFT_MATCH)
+        copies = self.lookup and CopyFinder(1)
         ready = 0  # slots in the draft's cache that hold the text
         while alive:
             n = len(request)
@@ -87,11 +87,11 @@ class Speculative(Method):
                 request.choose_length(min(self.cycle_limit, request.limit - n), unread=n - ready)
                 - 1
             )
+            if copies and (copied := copies.replace_draft(request, count)):
+                alive = yield from verify_chain(request, copied, target_read)
+                continue
             if not count:
                 alive = yield from decode_plain(request, n - 1, target_read)
-                continue
-            if copies and (copied := copies.propose_tokens(request, count)):
-                alive = yield from verify_chain(request, copied, target_read)
                 continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]
