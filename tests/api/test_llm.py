@@ -1,6 +1,7 @@
 """Text in, text out."""
 
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -23,6 +24,7 @@ from outpace.checkpoints.load import load_model, save_model
 from outpace.decoding import Decoding, Forward, Request, Sampling
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Lookup, Method, WeDLM
+from outpace.pacing.controller import PaceController
 from refusal import refuses
 
 ROWS, MASK = 264, END + 1
@@ -431,3 +433,21 @@ def test_rotary_tables_are_as_long_as_the_cache() -> None:
         assert torch.equal(llm.model.cos, whole.cos[:slots])
         assert torch.equal(llm.model.sin, whole.sin[:slots])
         assert one(llm, [1, 2, 3], max_tokens=9).ids
+
+
+def test_copies_continue_while_drafting_is_paused(
+    names: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = cycle([4, 1, 1, 4, 1, 4, 4, 1, 1, 1])
+    monkeypatch.setattr(PaceController, "choose_length", lambda *_: next(turns))
+    monkeypatch.setattr(PaceController, "skips_drafting", lambda *_: True)
+    method = DFlash(draft=names["bare-draft"], lookup=True)
+    llms = [LLM(names["causal"], each, cache_gib=0.001) for each in (Autoregressive(), method)]
+    steps = []
+    for bias in {}, {7: 100.0}:  # a text without, and one with repetitions
+        options = {"max_tokens": 80, "ignore_eos": True, "logit_bias": bias}
+        plain, copied = (one(llm, LONG_PROMPT * 2, **options) for llm in llms)
+        assert plain.ids == copied.ids
+        steps.append(copied.steps)
+    assert any(step.model == "draft" for step in steps[0])
+    assert max(step.committed for step in steps[1]) > 7
