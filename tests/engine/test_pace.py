@@ -1,6 +1,7 @@
 """Draft lengths at a load, controlled by a simulated clock, without changing the text."""
 
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -186,6 +187,7 @@ QUESTION = "Tom has 3 apples and buys 4 more. " * 3
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementFile:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5), raising=False)
     return MeasurementFile.of_user()
 
 
@@ -218,6 +220,17 @@ def test_roles_share_the_times_of_a_model(file: MeasurementFile) -> None:
     pairing = later.pair(Speculative(draft="tiny-aux"))
     assert PassTimes(file).read_costs(pairing.runners)[0].keys() == {"target"}
     assert len({entry_name(runner) for runner in pairing.runners.values()}) == 2
+
+
+def test_times_of_a_loaded_machine_are_not_kept(
+    file: MeasurementFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = new_llm()
+    llm.generate(QUESTION, max_tokens=60)
+    for load, kept in ((os.cpu_count() or 1) * 2.0, False), (0.5, True):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        llm.engine.controllers.store_times()
+        assert any("pass times" in name for name in file.read_entries()) == kept
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -26,6 +27,9 @@ MAX_POWER = 64
 
 MAX_SECONDS = 3600.0
 """Seconds above which a pass is not believed."""
+
+OVERLOAD = 1.25
+"""Threads per processor above which times are not kept: they mislead later processes."""
 
 
 class PassTimes:
@@ -52,7 +56,9 @@ class PassTimes:
         return costs
 
     def write_costs(self, measured: Iterable[tuple[Mapping[str, Runner], StoredCosts]]) -> None:
-        """Write what controllers measured, each with its models; does nothing without any."""
+        """Write what controllers measured, each with its models, unless the machine was loaded."""
+        if is_overloaded():
+            return
         changed: dict[str, dict[int, CostPoints]] = {}
         for runners, costs in measured:
             for load, by_role in costs.items():
@@ -63,6 +69,13 @@ class PassTimes:
         if changed:
             self.entries |= changed
             self.file.write_entries(changed)
+
+
+def is_overloaded() -> bool:
+    """Return whether more threads ran in the last minute than processors: passes waited."""
+    if not hasattr(os, "getloadavg"):
+        return False  # Windows does not count them
+    return os.getloadavg()[0] > OVERLOAD * (os.cpu_count() or 1)
 
 
 def entry_name(runner: Runner) -> str:
