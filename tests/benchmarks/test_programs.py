@@ -117,15 +117,16 @@ def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> 
     prompts = [{"prompt": f"What is {n} + 2?"} for n in range(60)]
     for name, lines in (("prompts", prompts), ("gsm8k", [question]), ("humaneval", [problem])):
         (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    given = "--target model --small model --prompts prompts --gsm8k gsm8k --humaneval humaneval"
+    shutil.copytree(tmp_path / "model", tmp_path / "larger")
+    given = "--target larger --small model --prompts prompts --gsm8k gsm8k --humaneval humaneval"
     small = "--folder out --limit 1 --change train.steps=2 --change held_out.examples=2"
     command = [sys.executable, FOLDER / "real_text.py", *f"{given} {small}".split(), "--seconds"]
     for seconds, status in (("6", 75), ("900", 0)):
         assert subprocess.run([*command, seconds], cwd=tmp_path).returncode == status
-    assert (tmp_path / "out" / "stages.json").read_text().count('"complete": true') == 8
+    assert (tmp_path / "out" / "stages.json").read_text().count('"complete": true') == 9
     files = {path.stem: path for path in (tmp_path / "out" / "figures").glob("*.json")}
     results = json.loads(files["apd-prose-small"].read_text())["results"]
-    assert len(files) == 5 and all(each["likelihood"] < 0 for each in results)
+    assert len(files) == 6 and all(each["likelihood"] < 0 for each in results)
 
 
 def test_every_program_is_run() -> None:

@@ -128,6 +128,10 @@ def test_a_given_model_takes_its_path_in_every_line() -> None:
     assert [len(line) for line in fewer.entries] == [1, 1, 1, 0, 0, 1, 1]
     with pytest.raises(ValueError, match="target=PATH"):
         plan.with_models({"dflash": "b"})
+    (prose,) = find("apd:prose")[0].scales["small"]
+    assert prose.with_models({"target": "a", "dream": "b", "judge": "c"}).judge == "c"
+    with refuses("model"):
+        prose.with_models({"target": "a", "dream": "b", "judge": "a"})
 
 
 def test_a_line_is_measured_with_several_requests_at_a_time() -> None:

@@ -134,7 +134,14 @@ class Scale:
             {} if any(str(value).startswith(GIVEN) for value in line.values()) else line
             for line in lines
         ]
-        return replace(self, lines=able, judge=named.get(str(self.judge), self.judge))
+        plan = replace(self, lines=able, judge=named.get(str(self.judge), self.judge))
+        if plan.judge in [getattr(entry.method, "verifier", "") for entry in plan.every]:
+            raise OptionError(
+                "model",
+                plan.judge,
+                "the judge is also a verifier of this figure; give another model",
+            )
+        return plan
 
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
