@@ -451,3 +451,12 @@ def test_copies_continue_while_drafting_is_paused(
         steps.append(copied.steps)
     assert any(step.model == "draft" for step in steps[0])
     assert max(step.committed for step in steps[1]) > 7
+
+
+def test_reading_a_prompt_has_progress() -> None:
+    llm, prompt = LLM("tiny-ar", max_rows=16), [5, 6, 7] * 14
+    for cache, processed in (0, [16, 32, 42]), (32, [42]):
+        stream = llm.stream(prompt, max_tokens=3)
+        read = [each[:3] for each in stream.read_prompt()]
+        assert read == [(42, cache, each) for each in processed]
+        assert "".join(stream) == llm.generate([prompt], max_tokens=3)[0].text

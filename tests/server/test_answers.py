@@ -1,6 +1,8 @@
 """Answers of every method: OpenAI's contract, extensions, lengths, and token ids of prompts."""
 
 from collections.abc import Iterator
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -288,3 +290,23 @@ def test_invalid_tokens_are_named(
 ) -> None:
     assert post(client, route, body, status)["error"]["param"] == param
     assert client.post(route, content="{").status_code == 400
+
+
+@pytest.mark.parametrize("made", [chat, partial(completion, echo=True, logprobs=2)])
+def test_progress_of_a_prompt_has_the_form_of_llama_cpp(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, made: Any
+) -> None:
+    engine: Any = service.client
+    monkeypatch.setattr(engine.loop.models["tiny-ar"].llm.engine, "max_rows", 16)
+    body = made(f"{made} and its twenty words: " + "one two three four " * 5, max_tokens=4, seed=1)
+    for caches in (False, True):
+        chunks = events(client, body | {"return_progress": True})
+        read = [each["prompt_progress"] for each in chunks if "prompt_progress" in each]
+        total = read[0]["total"]
+        assert {each["total"] for each in read} == {total} == {read[-1]["processed"]}
+        assert read == sorted(read, key=itemgetter("processed"))
+        assert made is not chat or [each["cache"] > 0 for each in read] == [caches] * len(read)
+        assert all(each["time_ms"] >= 0 for each in read)
+        plain = events(client, body)
+        assert text_of(chunks) == text_of(plain) and "prompt_progress" not in str(plain)
+    assert refused(client, body | {"return_progress": True})["param"] == "return_progress"

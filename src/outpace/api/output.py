@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -275,6 +275,22 @@ def step_from_record(record: Mapping[str, Any]) -> Step:
     return Step(**{**record, "pattern": pattern, "holes": holes})
 
 
+class PromptProgress(NamedTuple):
+    """How much of a prompt has been read, as llama.cpp reports it.
+
+    Attributes:
+        total: Number of tokens of the prompt.
+        cache: Number of those that the prefix cache held.
+        processed: Number of tokens read so far, with those of the cache.
+        time_ms: Milliseconds since reading began.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Event:
     """Progress of a request since its previous event. The first only admits the request.
@@ -291,6 +307,8 @@ class Event:
         steps: Forwards, of every model.
         canvas: Tokens after the committed ones, -1 for a mask; only if the request is watched and
             its method fills out of order.
+        progress: How much of the prompt has been read, if more than before; such an event may hold
+            nothing else.
         output: The finished output, in the last event.
         error: Error that ended the request.
     """
@@ -304,6 +322,7 @@ class Event:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     steps: list[Step] = field(default_factory=list)
     canvas: Sequence[int] = ()
+    progress: PromptProgress | None = None
     output: Output | None = None
     error: BaseException | None = None
 
@@ -318,8 +337,11 @@ class Event:
         self.parts = self.parts.extend(later.parts)
         self.ids += later.ids
         self.chosen += later.chosen
-        if self.logprobs is not None:
-            self.logprobs += later.logprobs or ()
+        if later.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += later.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        self.progress = later.progress or self.progress
         self.steps += later.steps
         self.canvas, self.output = later.canvas, later.output
 

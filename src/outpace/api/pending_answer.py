@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.driver import Driver
 from outpace.api.infill import InfillLayout
-from outpace.api.output import Event, Output
+from outpace.api.output import Event, Output, PromptProgress
 from outpace.api.parts import AnswerFormat
 from outpace.decoding.processor import TokenLogprob
 from outpace.engine.job import DecodingError, Job
@@ -29,6 +30,7 @@ class PendingAnswer(Job):
         has_events: Whether its client receives events before the last one.
         tokens_sent: Number of tokens in the events so far.
         steps_sent: Number of steps in the events so far.
+        read_sent: Number of tokens of the prompt that the events so far count as read.
     """
 
     detokenizer: Detokenizer
@@ -39,6 +41,7 @@ class PendingAnswer(Job):
     has_events: bool = False
     tokens_sent: int = 0
     steps_sent: int = 0
+    read_sent: int = 0
 
     @property
     def format(self) -> AnswerFormat:
@@ -65,7 +68,26 @@ class PendingAnswer(Job):
         """Return the text since the last call."""
         return self.detokenizer.take_text(final=self.finish_reason is not None)
 
+    @property
+    def progress(self) -> PromptProgress:
+        """How much of the prompt the target has read."""
+        total, step = len(self.prompt), next((s for s in self.trace if s.model == "target"), None)
+        milliseconds = round((time.perf_counter() - self.began) * 1000)
+        if step is None:
+            return PromptProgress(total, self.num_cached, self.prompt_read, milliseconds)
+        return PromptProgress(total, step.cached, total, milliseconds)
+
     def has_event(self, complete: bool) -> bool:
+        """Return whether progress is to be sent: if `complete`, also of reading the prompt."""
+        return self.has_text_event(complete) or (complete and self.has_progress)
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether its client has not received how much of the prompt has been read."""
+        is_reading = self.has_events and self.read_sent < len(self.prompt)
+        return is_reading and self.progress.processed > self.read_sent
+
+    def has_text_event(self, complete: bool) -> bool:
         """Return whether its end, first text or, if `complete`, any new token is to be sent."""
         if self.is_finished or not self.has_events:
             return self.is_finished
@@ -76,7 +98,13 @@ class PendingAnswer(Job):
 
     def take_event(self) -> Event:
         """Return the progress since the previous event, or the error of decoding its text."""
-        event = Event(number=self.number, steps=self.trace[self.steps_sent :])
+        event = Event(number=self.number)
+        if self.has_progress:
+            event.progress = self.progress
+            self.read_sent = event.progress.processed
+            if not self.has_text_event(complete=True):
+                return event
+        event.steps = self.trace[self.steps_sent :]
         try:
             if self.has_events:
                 self.add_text(event)
@@ -232,6 +260,12 @@ class Stream(Iterator[str]):
             else:
                 self.driver.step()
         raise StopIteration
+
+    def read_prompt(self) -> Iterator[PromptProgress]:
+        """Read the prompt, and yield the progress after each step."""
+        while not self.answer.is_finished and not self.answer.pieces:
+            self.driver.step()
+            yield self.answer.progress
 
     def close(self) -> None:
         """Cancel the rest of the request."""

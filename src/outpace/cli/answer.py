@@ -38,7 +38,13 @@ from outpace.cli.flags import (
     read_prompt,
 )
 from outpace.cli.options import MethodFlag
-from outpace.cli.terminal import CONSOLE_OPTIONS, ProgressBars, error_console, show_spinner
+from outpace.cli.terminal import (
+    CONSOLE_OPTIONS,
+    ProgressBars,
+    error_console,
+    show_reading,
+    show_spinner,
+)
 from outpace.errors import OptionError
 
 if TYPE_CHECKING:
@@ -113,6 +119,8 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options, notes: Cons
     """Stream one answer, or print several when all are complete; their figures are notes."""
     if n == 1:
         stream = llm.stream(prompt, **options)
+        if not notes.quiet:
+            show_reading(stream)
         show_pieces(console, stream)
         assert stream.output is not None
         show_logprobs(llm, stream.output)

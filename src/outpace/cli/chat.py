@@ -40,6 +40,7 @@ from outpace.cli.terminal import (
     error_console,
     is_interactive,
     read_typed_messages,
+    show_reading,
     show_spinner,
 )
 from outpace.errors import OptionError
@@ -173,8 +174,14 @@ class ChatTurn:
     output: Output | None = None
     hint: str = ""
 
-    def stream_answer(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
-        """Stream the answer and show each piece; after Ctrl-C, keep the text so far."""
+    def stream_answer(
+        self,
+        llm: LLM,
+        options: Options,
+        show: Callable[[Text], None],
+        begin: Callable[[Stream], object],
+    ) -> None:
+        """Begin the answer, and show each piece; after Ctrl-C, keep the text so far."""
         continues = self.messages[-1]["role"] == "assistant"
         turn_options: Options = {
             **options,
@@ -184,6 +191,7 @@ class ChatTurn:
         stream = llm.stream(self.messages, **turn_options)
         painter = AnswerPainter(stream.answer.format)
         try:
+            begin(stream)
             self.consume_stream(stream, painter, show)
         except KeyboardInterrupt:
             stream.close()
@@ -284,7 +292,10 @@ class ChatSession:
         turn = ChatTurn(messages, self.title, self.method)
         try:
             turn.stream_answer(
-                self.llm, self.options, lambda piece: console.print(piece, end="", soft_wrap=True)
+                self.llm,
+                self.options,
+                lambda piece: console.print(piece, end="", soft_wrap=True),
+                show_reading,
             )
         finally:
             console.print()
@@ -379,6 +390,7 @@ class ChatSession:
                 self.llm,
                 self.options,
                 lambda _: live.update(side_by_side(first, other), refresh=True),
+                iter,  # no second live display
             )
             live.update(side_by_side(first, other), refresh=True)
 

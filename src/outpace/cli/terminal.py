@@ -28,6 +28,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
+    from outpace.api.pending_answer import Stream
+
 COMPLETION = "_OUTPACE_COMPLETE"
 """Environment variable by which a shell asks for completions."""
 
@@ -207,6 +209,25 @@ def exit_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+READING_SECONDS = 1.0
+"""Seconds after which a prompt that is still being read has a bar."""
+
+
+def show_reading(stream: Stream) -> None:
+    """Read the prompt of an answer, at a terminal with a bar if that takes long."""
+    if not error_console.is_terminal:
+        return
+    began = time.monotonic()
+    with ExitStack() as stack:
+        bars: ProgressBars | None = None
+        for progress in stream.read_prompt():
+            if bars is None and time.monotonic() - began > READING_SECONDS:
+                bars = stack.enter_context(ProgressBars())
+                bar = bars.add_task("prompt", total=progress.total)
+            if bars is not None:
+                bars.update(bar, completed=progress.processed)
 
 
 class ProgressBars(Progress):

@@ -36,6 +36,7 @@ class Job(Request):
         partial_features: hidden states of the parts that have run.
         seconds: time of the parts that have run.
         num_cached: number of its rows that the prefix cache held.
+        prompt_read: number of tokens of the prompt that the target has read in parts.
         turn: order in which jobs wait for a pass.
         began, ended: readings of `time.perf_counter`.
         is_finished: whether everything is done, the last callback included. Only then may another
@@ -54,6 +55,7 @@ class Job(Request):
     partial_features: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
     num_cached: int = 0
+    prompt_read: int = 0
     turn: int = 0
     began: float = 0.0
     ended: float = 0.0
@@ -185,6 +187,8 @@ class Job(Request):
 
     def store_partial(self, rest: ScheduledForward, prediction: Prediction) -> None:
         """Store the features of a part of its forward until the rest has run."""
+        if rest.model == "target":
+            self.prompt_read = min(rest.start, len(self.prompt))
         features = [] if prediction.features is None else [prediction.features]
         self.remaining_forward, self.partial_features = rest, self.partial_features + features
 

@@ -41,7 +41,7 @@ COMMON_FIELDS = (
     *("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"),
     *("continue_final_message", "add_generation_prompt"),
     *(field for field in OPTIONS_BY_FIELD if "." not in field and field not in NOT_COMMON),
-    *("stream", "stream_options", "outpace.trace"),
+    *("stream", "stream_options", "return_progress", "outpace.trace"),
 )
 """Fields that every method supports."""
 

@@ -103,6 +103,7 @@ class Reply:
         logprobs: ReplyObject | None = None,
         finish: str | None = None,
         outpace: ReplyObject | None = None,
+        progress: ReplyObject | None = None,
         first: bool = False,
     ) -> str:
         """Return an event with parts of a choice, or its last event if `parts` is None."""
@@ -114,6 +115,8 @@ class Reply:
         scores = "null" if logprobs is None else dump_json(logprobs)
         reason = "null" if finish is None else f'"{finish}"'
         extra = "" if outpace is None else f',"outpace":{dump_json(outpace)}'
+        if progress is not None:
+            extra += f',"prompt_progress":{dump_json(progress)}'
         return (
             f'{self.head}"choices":[{{"index":{index},{delta},"logprobs":{scores},'
             f'"finish_reason":{reason}}}]{self.empty}{extra}}}\n\n'

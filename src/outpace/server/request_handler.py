@@ -280,7 +280,8 @@ class RequestHandler:
                         if event.output is not None:
                             self.outputs[index] = event.output
                         if text := self.writer.format_event(index, event):
-                            self.timer.record_text()
+                            if event.steps:
+                                self.timer.record_text()
                             if len(self.outputs) < len(self.pending):
                                 await write(text)
                             else:  # the last text is sent together with the final event

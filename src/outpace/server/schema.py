@@ -436,6 +436,7 @@ class BaseRequest(OptionFields):
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
     outpace: Extension | None = None
 
     # Accepted from clients and ignored.
@@ -444,8 +445,9 @@ class BaseRequest(OptionFields):
     @model_validator(mode="after")
     def check_stream(self) -> Self:
         """Reject stream options without `stream`, and fields that streams do not have."""
-        if self.stream_options is not None and not self.stream:
-            raise OptionError("stream_options", self.stream_options, "needs stream=true")
+        for name in ("stream_options", "return_progress"):
+            if (value := getattr(self, name)) and not self.stream:
+                raise OptionError(name, value, "needs stream=true")
         for name, is_set in {"stream": self.stream, "outpace.fill": self.extension.fill}.items():
             if is_set and (count := get_field(self, "prompt_logprobs")) is not None:
                 raise OptionError(

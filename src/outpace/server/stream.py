@@ -85,6 +85,7 @@ class ChoiceStream:
         self.index = index
         self.trace = bool(request.extension.trace)
         self.provisional = bool(request.extension.provisional)
+        self.has_progress = bool(request.return_progress)
         self.has_final_event = self.trace or self.provisional or request.wants_usage
         self.seed = seed
         self.is_first = True
@@ -98,8 +99,12 @@ class ChoiceStream:
         self.echo = echo
 
     def format_event(self, event: Event) -> Iterator[str]:
-        """Yield the chunks for an event: text, canvas, end."""
+        """Yield the chunks for an event: progress, text, canvas, end."""
         scores, shown = None, event
+        if event.progress is not None and self.has_progress:
+            yield self.reply.format_chunk(self.index, None, progress=event.progress._asdict())
+        if not event.steps and event.output is None:
+            return
         if self.echo is not None:  # in the first event
             shown, self.echo = self.echo.prepend_to(event), None
         if shown.logprobs:

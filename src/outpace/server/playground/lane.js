@@ -11,6 +11,7 @@ class Lane {
     this.method = find(".method");
     this.answer = new Answer(find(".answer"));
     this.notice = find(".notice");
+    this.reading = find("progress");
     this.detail = find(".detail");
     this.details = find("details");
     for (const control of [this.model, this.method]) {
@@ -100,6 +101,7 @@ class Lane {
       ...shared,
       stream: true,
       stream_options: { include_usage: true },
+      return_progress: true,
       outpace: {
         method: this.method.value, options, trace: true,
         ...(chosen.provisional ? { provisional: true } : {}), ...(fill ? { fill } : {}),
@@ -111,6 +113,7 @@ class Lane {
     this.trace = new Trace();
     this.tokens = this.forwards = 0;
     this.sent = this.signal = this.began = this.first = this.figures = this.finished = this.fault = this.reason = null;
+    this.reading.hidden = true;
     this.shown = 0; // tokens that the answer has
     this.chosen = null;
     this.answer.reset();
@@ -143,12 +146,18 @@ class Lane {
       else throw error;
     }
     this.put([]);
+    this.reading.hidden = true;
     this.figure();
     if (this.fault) this.refuse(this.fault);
   }
 
   take(chunk) {
-    const { outpace = {}, usage, choices: [choice] = [] } = chunk;
+    const { outpace = {}, usage, prompt_progress: read, choices: [choice] = [] } = chunk;
+    if (read) {
+      this.reading.hidden = read.time_ms < 1000 || read.processed === read.total;
+      this.reading.max = read.total;
+      this.reading.value = read.processed;
+    }
     if (usage && !this.trace.cloze) this.trace.prompt = usage.prompt_tokens;
     if (outpace.steps) this.push(outpace.steps, outpace.texts);
     const delta = choice?.delta ?? {}, write = (...part) => {
