@@ -246,7 +246,7 @@ class LLM:
         prompt: Prompt | None,
         *,
         streams: bool = False,
-        requests: int = ASSUMED_CONCURRENCY,
+        requests: int | None = None,
         **options: Unpack[Options],
     ) -> PendingAnswer:
         """Prepare a request, which can be submitted to `driver`.
@@ -266,14 +266,15 @@ class LLM:
         *,
         streams: bool = False,
         wait: bool = True,
-        requests: int = ASSUMED_CONCURRENCY,
+        requests: int | None = None,
         limit: int | None = None,
         fits: bool = False,
     ) -> PendingAnswer:
         """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`.
 
-        This many `requests` share the cache. `limit` bounds an answer without `max_tokens`; `fits`
-        reduces a greater `max_tokens` to the room after the prompt.
+        This many `requests` share the cache; None is any number, without shares where pages are
+        taken as a text grows. `limit` bounds an answer without `max_tokens`; `fits` reduces a
+        greater `max_tokens` to the room after the prompt.
         """
         text, method = self.text, self.methods.select_method(options.method)
         check_supported(options, text, self.config.kind, method)
@@ -283,6 +284,8 @@ class LLM:
         elif options.suffix is not None and text.middle_tokens is None:
             suffix = text.encode_plain(options.suffix)
         prompt = ids if layout is None else layout.prompt
+        if requests is None:
+            requests = 1 if method.is_resumable else ASSUMED_CONCURRENCY
         pairing = self.pair(method, options.adapter, wait=wait)
         room = pairing.plan(
             method,
@@ -318,11 +321,7 @@ class LLM:
         return answer
 
     def submit(
-        self,
-        prompt: Prompt | None,
-        *,
-        requests: int = ASSUMED_CONCURRENCY,
-        **options: Unpack[Options],
+        self, prompt: Prompt | None, *, requests: int | None = None, **options: Unpack[Options]
     ) -> PendingAnswer:
         """Submit a prompt; each `driver.step()` advances it.
 

@@ -30,7 +30,7 @@ DEFAULT_CANVAS_TOKENS = 256
 """Default `max_tokens` of diffusion models, and the lowest default of all others, if it fits."""
 
 ASSUMED_CONCURRENCY = 16
-"""Requests that share a cache where their number is unknown."""
+"""Requests that share a cache where their number is unknown and each reserves its memory."""
 
 
 @dataclass(frozen=True, slots=True)
