@@ -305,3 +305,19 @@ def test_an_answer_is_parsed_once(
     monkeypatch.setattr(AnswerParser, "feed", count)
     (events if stream else ask)(tool_client, calling())
     assert len({*map(id, parsers)}) == 1
+
+
+def test_a_call_that_is_sent_back_is_reused(tool_client: TestClient) -> None:
+    named = {"type": "function", "function": {"name": "stop"}}
+    body = calling("generic", tool_choice=named, max_tokens=40)
+    first = ask(tool_client, body)
+    message = first["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    result = RESULT | {"tool_call_id": call["id"]}
+    for name in ("stop", "get_weather"):
+        call["function"]["name"] = name
+        turns = [*body["messages"], message, result]
+        usage = ask(tool_client, body | {"messages": turns, "tool_choice": "auto"})["usage"]
+        held = first["usage"]["prompt_tokens"]
+        held += first["usage"]["completion_tokens"] * (name == "stop")
+        assert held - 17 <= usage["prompt_tokens_details"]["cached_tokens"] < held + 16

@@ -15,6 +15,7 @@ from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Event, Output
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.text import Prompt, TextCodec
+from outpace.api.written import WrittenAnswers
 from outpace.decoding import Step
 from outpace.engine.runner import CacheUsage
 from outpace.engine.stats import Stats
@@ -189,6 +190,7 @@ class ModelClient:
         self.client = client
         self.name = name
         self.text = text
+        self.written_answers = WrittenAnswers(text)
         self.max_requests = most
         self.is_draining = False
         self.requests: set[PendingRequest] = set()
@@ -284,7 +286,10 @@ class ModelClient:
     ) -> tuple[list[int], AnswerFormat, RequestOptions]:
         """Return the token ids of a prompt, the format of its answer, and the checked options."""
         options = read_options()
-        return *self.text.encode_request(prompt, options), options
+        ids, form = self.text.encode_request(prompt, options)
+        if isinstance(prompt, list) and isinstance(prompt[0], dict):
+            ids = self.written_answers.restore(ids)
+        return ids, form, options
 
     def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""
@@ -386,6 +391,7 @@ class PendingRequest:
             self.steps += event.steps
             if event.output is not None:
                 event.output.steps.extend(self.steps)
+                self.model.written_answers.add(self.prompt, event.output.ids)
                 self.result = event.output
                 self.release_place()
             if self.event is None:
