@@ -167,7 +167,7 @@ def default(llm: LLM, prompt: int = 24, **options: Any) -> int:
 
 def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
     llm = of_slots(long["causal"], 4096)
-    assert default(llm) == 4096 - 24  # pages are taken as the text grows
+    assert default(llm) == 1024 - 24  # the context: pages are taken as the text grows
     assert default(llm, method=Reserving()) == max(
         4096 // ASSUMED_CONCURRENCY - 24, DEFAULT_CANVAS_TOKENS
     )

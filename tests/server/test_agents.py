@@ -95,7 +95,8 @@ def scripted_service(calls: list[tuple[str, dict[str, Any]]]) -> Service:
 
 
 TASK = "Change two to TWO in notes.txt."
-(SETTINGS,) = blocks(ROOT / "docs" / "clients.md", "toml")
+PAGE = ROOT / "docs" / "agents.md"
+SETTINGS = {".codex/config.toml": blocks(PAGE, "toml"), "opencode.json": blocks(PAGE, "json")}
 AGENTS: dict[str, Any] = {
     "codex": (
         "@openai/codex",
@@ -117,6 +118,15 @@ AGENTS: dict[str, Any] = {
             ("Bash", {"command": "cp notes.txt copy.txt"}),
         ],
     ),
+    "opencode": (
+        "opencode-ai",
+        ["opencode", "run"],
+        [
+            ("read", {"filePath": "notes.txt"}),
+            ("edit", {"filePath": "notes.txt", "oldString": "two", "newString": "TWO"}),
+            ("bash", {"command": "cp notes.txt copy.txt", "description": "Copy"}),
+        ],
+    ),
 }
 """The npm package, command, and calls of the script of each agent."""
 PIXEL_PNG = bytes.fromhex(
@@ -130,7 +140,8 @@ async def run_agent(service: Service, words: list[str], folder: Path) -> str:
     listener = bind_socket(service.settings)
     server, url = ServerRun(service, listener), f"http://127.0.0.1:{listener.getsockname()[1]}"
     (folder / ".codex").mkdir()
-    (folder / ".codex" / "config.toml").write_text(SETTINGS.replace("http://127.0.0.1:8000", url))
+    for name, (text,) in SETTINGS.items():
+        (folder / name).write_text(text.replace("http://127.0.0.1:8000", url))
     variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "ANTHROPIC_BASE_URL": url}
     variables |= {"ANTHROPIC_API_KEY": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     ends = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE}
@@ -160,8 +171,8 @@ def test_agent_reads_edits_and_runs(
     (tmp_path / "notes.txt").write_text("one\ntwo\n")
     (tmp_path / "dot.png").write_bytes(PIXEL_PNG)
     for _, arguments in calls:
-        if "file_path" in arguments:
-            arguments["file_path"] = str(tmp_path / arguments["file_path"])
+        for key in arguments.keys() & {"file_path", "filePath"}:
+            arguments[key] = str(tmp_path / arguments[key])
     service = scripted_service(calls)
     with caplog.at_level(logging.INFO, "outpace.server.access"):
         assert "All done." in asyncio.run(run_agent(service, words, tmp_path))
