@@ -92,7 +92,7 @@ def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
             found = await asyncio.gather(
                 *(
                     ask(served, number, methods)
-                    for number in range(24)
+                    for number in range(9)
                     for served, methods in ((one, AUTOREGRESSIVE), (other, DIFFUSION))
                 )
             )
@@ -103,7 +103,7 @@ def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
 
     alone = [
         each.generate(QUESTION, **options_of(number, methods))[0].text
-        for number in range(24)
+        for number in range(9)
         for each, methods in ((llm, AUTOREGRESSIVE), (dream, DIFFUSION))
     ]
     assert run(work()) == alone

@@ -134,6 +134,7 @@ class Detokenizer:
         if len(self.ids) <= self.min_tokens:
             self.stop_begin = len(self.marked) + self.decoder.is_incomplete
         self.read_ahead(piece)
+        # A stop string may begin in text of earlier steps, but not after a call has begun.
         places = {
             mark: self.marked.find(
                 mark, max(begin - len(mark) + 1, self.stop_begin), self.call_begin
@@ -148,6 +149,7 @@ class Detokenizer:
         """Find out where new text begins a call, and cut it after one that must be the last."""
         if self.stop and self.format.calls is None:
             return
+        # Character by character only while the place of a call is needed.
         size = 1 if self.stop and self.call_begin is None else len(piece)
         for begin in range(0, len(piece), max(size, 1)):
             self.ahead.feed(self.remove_markers(piece[begin : begin + size]))

@@ -264,6 +264,7 @@ class ModelClient:
         self.client.check_alive()
         self.check_accepting()
         request = PendingRequest(self, next(self.client.request_numbers))
+        # Registered before the first wait, so that requests that are tokenized count in the limit.
         self.client.requests[request.number] = request
         self.requests.add(request)
         try:

@@ -270,12 +270,6 @@ class ModelLoader:
         """Return the time at which a loaded model is unloaded if no request arrives."""
         return self.last_used[name] + self.models[name].keep_seconds
 
-    @property
-    def next_unload_seconds(self) -> float | None:
-        """Seconds until a model may be unloaded; None if none of `models` is loaded."""
-        times = map(self.unload_time, self.last_used)
-        return max(min(times) - time.monotonic(), 0.0) if self.last_used else None
-
 
 def complete_future(future: Future[LLM], work: Callable[[], LLM]) -> None:
     """Run a function, and set its result or its error as that of the future."""
@@ -385,7 +379,8 @@ class EngineLoop:
             return 0
         if self.compiling or self.loader.waiting:
             return BACKGROUND_POLL_SECONDS
-        return self.loader.next_unload_seconds
+        ends = map(self.loader.unload_time, self.loader.last_used)
+        return max(min(ends) - time.monotonic(), 0.0) if self.loader.last_used else None
 
     def step_models(self) -> None:
         """Step each engine that has requests once."""

@@ -232,7 +232,8 @@ def parse_template(text: str) -> list[str | Hole]:
     end = 0
     for found in HOLE_PATTERN.finditer(text):
         dots, count, regex = found.groups()
-        parts += [text[end : found.start()], make_hole(dots is not None, int(count), regex)]
+        size = {"tokens" if dots is None else "up_to": int(count)}
+        parts += [text[end : found.start()], Hole(**size, regex=regex)]
         end = found.end()
     parts.append(text[end:])
     for part in parts:
@@ -244,8 +245,3 @@ def parse_template(text: str) -> list[str | Hole]:
                 f"{wrong!r} is no hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}",
             )
     return check_template(parts)
-
-
-def make_hole(padded: bool, count: int, regex: str | None) -> Hole:
-    """Return a hole of `count` tokens, or of up to `count` if `padded`."""
-    return Hole(up_to=count, regex=regex) if padded else Hole(count, regex=regex)

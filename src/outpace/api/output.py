@@ -432,15 +432,11 @@ def slot_states(output: Output) -> IntArray:
     # that is in no later forward and was not committed was dropped.
     token, there = np.arange(size) < kept, np.arange(size) < kept
     for row in reversed(range(len(steps))):
-        begin, end = (max(edge - first, 0) for edge in row_range(steps[row]))
+        begin = max(steps[row].start - first, 0)
+        end = max(steps[row].start + steps[row].rows - first, 0)
         there[begin:end] = True
         token[begin:end] |= states[row, begin:end] != STATE_HOLE
         states[row, token & (filled == row)] = STATE_FILLED
         states[row, token & (filled < row) & there] = STATE_FULL
         states[row, :begin] = STATE_CACHED
     return states
-
-
-def row_range(step: Step) -> tuple[int, int]:
-    """Return the first slot of a forward, and the slot after its last."""
-    return step.start, step.start + step.rows

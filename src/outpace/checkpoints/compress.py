@@ -55,8 +55,9 @@ def partial_folder(folder: Path) -> Iterator[Path]:
     home, name = folder.resolve().parent, folder.resolve().name
     home.mkdir(parents=True, exist_ok=True)
     for path in home.iterdir():
-        if re.fullmatch(rf"\.{re.escape(name)}\.\d+\.partial", path.name):
-            remove_abandoned(path)
+        if fcntl and re.fullmatch(rf"\.{re.escape(name)}\.\d+\.partial", path.name):
+            with suppress(OSError), lock_partial_folder(path):
+                shutil.rmtree(path)
     partial = home / f".{name}.{os.getpid()}.partial"
     partial.mkdir()
     try:
@@ -79,12 +80,6 @@ def lock_partial_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def remove_abandoned(folder: Path) -> None:
-    if fcntl is not None:
-        with suppress(OSError), lock_partial_folder(folder):
-            shutil.rmtree(folder)
 
 
 COPIED_PATTERNS = ("*.json", "*.txt", "*.jinja")
@@ -173,20 +168,10 @@ def copy_files(origin: Checkpoint, folder: Path) -> None:
     if is_gguf(origin.folder):
         write_tokenizer(origin.folder, folder)
         return
-    for path in files_to_copy(origin.folder, origin.tokenizer_folder):
-        shutil.copyfile(path, folder / path.name)
-
-
-def files_to_copy(*folders: Path) -> list[Path]:
-    """Return the tokenizer's files and the other small files of a checkpoint."""
-    found = {
-        path.name: path
-        for folder in folders
-        for pattern in COPIED_PATTERNS
-        for path in sorted(folder.glob(pattern))
-        if path.is_file() and path.name not in (CONFIG_FILE, WEIGHTS_INDEX)
-    }
-    return list(found.values())
+    for home in (origin.folder, origin.tokenizer_folder):
+        for path in (path for pattern in COPIED_PATTERNS for path in sorted(home.glob(pattern))):
+            if path.is_file() and path.name not in (CONFIG_FILE, WEIGHTS_INDEX):
+                shutil.copyfile(path, folder / path.name)
 
 
 def write_checkpoint(origin: Checkpoint, model: Stack, folder: Path, progress: Progress) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from glob import escape
-from hashlib import sha256
+from hashlib import file_digest
 from http.client import HTTPException
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -341,7 +341,8 @@ def download_file(file: RemoteFile, report: Callable[[int], None]) -> None:
         if file.target.is_file():  # since the other process has ended
             file.partial.unlink(missing_ok=True)
             return
-        digest = hash_start(output)
+        output.seek(0)
+        digest = file_digest(output, "sha256")
         try:
             extend_file(file, output, digest, report)
         except OSError as error:
@@ -366,15 +367,6 @@ def refusal(file: RemoteFile, message: str) -> OptionError:
 def record_path(file: Path) -> Path:
     """Return the path of a file's SHA-256."""
     return file.with_name(file.name + RECORD_SUFFIX)
-
-
-def hash_start(output: FileIO) -> HASH:
-    """Return the digest of what a file already has; its end is the position then."""
-    digest = sha256()
-    output.seek(0)
-    while content := output.read(CHUNK_BYTES):
-        digest.update(content)
-    return digest
 
 
 def extend_file(

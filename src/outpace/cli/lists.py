@@ -80,7 +80,9 @@ def read_family(weights: str) -> str:
 def list_formats() -> None:
     from outpace.checkpoints.drafts import KNOWN_DRAFTS
     from outpace.checkpoints.families import FAMILIES
+    from outpace.checkpoints.hub import zoo_names
 
+    loadable = {*zoo_names(), *(n for family in FAMILIES.values() for n in family.checkpoints)}
     for family in FAMILIES.values():
         console.print(family.name, style="bold")
         console.print(f"  {family.about}")
@@ -93,17 +95,8 @@ def list_formats() -> None:
     for method, targets in KNOWN_DRAFTS.items():
         console.print(f"drafts of {method}", style="bold")
         for target, drafts in targets.items():
-            remark = "" if is_loadable(target) else " (cannot be loaded)"
+            remark = "" if target in loadable else " (cannot be loaded)"
             console.print(f"  {', '.join(drafts)} for {target}{remark}", highlight=False)
-
-
-def is_loadable(name: str) -> bool:
-    """Return whether a checkpoint is an embedded model, or listed by a family."""
-    from outpace.checkpoints.families import FAMILIES
-    from outpace.checkpoints.hub import zoo_names
-
-    names = {each for family in FAMILIES.values() for each in family.checkpoints}
-    return name in names or name in zoo_names()
 
 
 def methods() -> None:

@@ -46,19 +46,15 @@ def split_method_words(text: str) -> tuple[str, dict[str, str]]:
     return name, dict(option.split("=", 1) for option in options)
 
 
-def method_texts(method: Method) -> tuple[str, dict[str, str]]:
-    """Return the name of a method, and its options other than defaults as strings."""
+def format_method(method: Method) -> str:
+    """Format a method as `NAME option=value …`, without the options that have their default."""
     from outpace.methods.options import method_name
 
-    name = method_name(type(method))
-    values = {o.name: (getattr(method, o.name), o) for o in list_options(type(method)).values()}
-    return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
-
-
-def format_method(method: Method) -> str:
-    """Format a method as `NAME option=value …`, parsed by `split_method_words`."""
-    name, texts = method_texts(method)
-    return " ".join([name, *(f"{option}={text}" for option, text in texts.items())])
+    words = [method_name(type(method))]
+    for name, option in list_options(type(method)).items():
+        if (value := getattr(method, name)) != option.default:
+            words.append(f"{name}={format_value(value)}")
+    return " ".join(words)
 
 
 def format_value(value: Any) -> str:

@@ -272,6 +272,7 @@ def product_dfa(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
         PAUSE.get()()
         row = []
         for target in zip(lefts[a], rights[b] if b >= 0 else [-1] * len(lefts[a]), strict=True):
+            # In a difference, texts that the other automaton has left go on.
             if target[0] < 0 or (target[1] < 0 and not minus):
                 row.append(-1)
                 continue

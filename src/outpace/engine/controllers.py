@@ -80,6 +80,7 @@ def is_overloaded() -> bool:
 
 def entry_name(runner: Runner) -> str:
     """Return the name of a model's entry."""
+    # Whatever changes the time of a pass belongs to the name, but not the folder of the model.
     kinds = Counter(type(module).__name__ for module in runner.model.modules())
     tensors = (*runner.model.parameters(), *runner.model.buffers())
     details = (

@@ -91,17 +91,13 @@ def compile_layers(model: Stack) -> None:
     for index, block in enumerate(model.blocks):
         if type(block) is not Block:
             continue
+        attention = attention_of(block)
         functions = compiled_kinds.setdefault(
-            layer_kind(block), (compile_function(project_rows), compile_function(finish_rows))
+            repr((attention.own_columns, attention.has_rotary)),
+            (compile_function(project_rows), compile_function(finish_rows)),
         )
         model.blocks[index] = FusedBlock(block, *functions)
     LOG.info("compile: %d kinds of layers, compiled when first run", len(compiled_kinds))
-
-
-def layer_kind(block: Block) -> str:
-    """Return a key that is equal for layers that share their code."""
-    attention = attention_of(block)
-    return repr((attention.own_columns, attention.has_rotary))
 
 
 def attention_of(block: Block) -> Attention:

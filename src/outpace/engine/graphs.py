@@ -128,7 +128,7 @@ class GraphCache:
         if (
             index == len(GRAPH_SIZES)
             or GRAPH_SIZES[index] == rows
-            or not all(map(has_only_ids, forwards))
+            or any(each.context is not None or each.features is not None for each in forwards)
         ):
             return forwards
         count = GRAPH_SIZES[index] - rows
@@ -168,10 +168,6 @@ class GraphCache:
 
         LOG.info("graphs: recorded %d rows, graph %d", len(ids), len(self.graphs) + 1)
         return Graph(fixed, *self.record(run_model))
-
-
-def has_only_ids(forward: ScheduledForward) -> bool:
-    return forward.context is None and forward.features is None
 
 
 def batch_arrays(batch: AttentionBatch) -> list[Tensor]:

@@ -101,6 +101,7 @@ class Pairing:
             return Plan(method, room, int(min(max_tokens, max(room, 1)) if fits else max_tokens))
         own = method.slots_needed(prompt, 0)
         for runner in self.runners.values():
+            # Whole pages only: requests share none for writing.
             share = runner.cache.num_pages // requests * PAGE_SIZE - own
             most = min(most, max(share, DEFAULT_CANVAS_TOKENS))
         if self.runners["target"].config.kind is Kind.DIFFUSION:

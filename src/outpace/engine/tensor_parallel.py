@@ -106,6 +106,7 @@ class CommandBroadcast:
         message = torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
         few = message[: FIXED_MESSAGE_LENGTH - 1]
         with self.lock, collective():
+            # Other ranks do not expect a length, so the first broadcast always has the same size.
             self.buffer[0] = len(message)
             self.buffer[1 : 1 + len(few)] = few
             dist.broadcast(self.buffer, 0, group=self.group)

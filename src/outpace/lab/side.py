@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, pairwise, starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,11 +132,6 @@ class Side:
         }
 
 
-def split_questions(count: int, rounds: int) -> list[slice]:
-    edges = [count * number // rounds for number in range(rounds + 1)]
-    return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
-
-
 def check_rounds(count: int, rounds: int, batch: int) -> None:
     """Raise `ValueError` if the questions of a round do not fill a batch."""
     check_at_least_one(rounds=rounds)
@@ -161,11 +156,6 @@ def turn_from_record(record: JsonRecord) -> SideTurn:
         raise ValueError(f"a line of the samples is not a valid turn: {error!r}") from error
 
 
-def turn_to_record(turn: SideTurn) -> JsonRecord:
-    outputs = [output_record(output) for output in turn.outputs]
-    return {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
-
-
 def alternate_turns(
     sides: Sequence[Side],
     rounds: int,
@@ -184,7 +174,8 @@ def alternate_turns(
     with ExitStack() as stack:
         stored = [stack.enter_context(open_turns(side, rounds, samples)) for side in sides]
         warm = set() if warm_up else {*range(len(sides))}
-        for number, part in enumerate(split_questions(len(sides[0].questions), rounds)):
+        edges = [len(sides[0].questions) * number // rounds for number in range(rounds + 1)]
+        for number, part in enumerate(starmap(slice, pairwise(edges))):
             for index in range(len(sides))[:: -1 if number % 2 else 1]:
                 side, before = sides[index], stored[index]
                 if number in before.records:
@@ -193,7 +184,10 @@ def alternate_turns(
                     if index not in warm:
                         side.answer_questions(side.questions[: side.load.batch])
                     warm.add(index)
-                    before.add_record(number, turn_to_record(side.run_turn(side.questions[part])))
+                    turn = side.run_turn(side.questions[part])
+                    outputs = [output_record(output) for output in turn.outputs]
+                    record = {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
+                    before.add_record(number, record)
                 progress(side)
             yield number + 1
 

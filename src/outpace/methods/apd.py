@@ -104,6 +104,7 @@ class APD(Method):
                 read=request.sample(step, keep=end - n > 1, joint=True),
             )
             accepted = 1
+            # The first token is that of the diffusion model alone, and needs no verifier.
             if end - n > 1:
                 assert guess.logits is not None
                 checked = yield Forward(
@@ -115,6 +116,7 @@ class APD(Method):
                     ),
                     model="verifier",
                 )
+                # It has not read the last guess, and rows after a rejected one are void.
                 accepted += agreement(guess.tokens[1:], checked.tokens)
                 ready = min(n + accepted, end - 1)
             read, step = None, step + 1

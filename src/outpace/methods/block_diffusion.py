@@ -268,6 +268,7 @@ class BlockDiffusion(BlockFilling):
                 )
                 chosen = self.choose_holes(out, self.least_count(size, fills), len(holes))
                 canvas.fill_chosen(holes, chosen, out)
+                # Keys of a block are final when it is full; until then all of its rows run again.
                 start, step, fills = begin, step + 1, fills + (last == end)
                 must_fill_block = self.canvas and canvas.holes_within(begin, end)
                 if not must_fill_block and not canvas.commit_until(request):

@@ -116,6 +116,7 @@ class WeDLM(Method):
                 continue
             if not request.canvas:
                 canvas = Canvas.from_request(request)
+            # Keys are final once a token ran with all tokens before it filled.
             filled = canvas.prefix_length
             self.refill_window(canvas, request, window, ready)
             out = yield self.window_forward(request, canvas, ready)

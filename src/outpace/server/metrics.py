@@ -131,17 +131,13 @@ class EngineCollector:
             waiting.add_metric([name], model.engine.waiting)
             running.add_metric([name], model.engine.running)
             loaded.add_metric([name], model.engine.is_loaded)
-            for role, usages in usage_by_role(model).items():
+            groups: dict[str, list[CacheUsage]] = {}
+            for usage in model.engine.cache_usage:
+                groups.setdefault(model.roles[usage.name], []).append(usage)
+            for role, usages in groups.items():
                 used.add_metric([name, role], sum(usage.held_pages for usage in usages))
                 total.add_metric([name, role], sum(usage.total_pages for usage in usages))
                 skipped = [usage.skipped_rows for usage in usages if usage.skipped_rows is not None]
                 if skipped:
                     spared.add_metric([name, role], sum(skipped))
         yield from (waiting, running, loaded, used, total, spared)
-
-
-def usage_by_role(model: HostedModel) -> dict[str, list[CacheUsage]]:
-    groups: dict[str, list[CacheUsage]] = {}
-    for usage in model.engine.cache_usage:
-        groups.setdefault(model.roles[usage.name], []).append(usage)
-    return groups

@@ -178,6 +178,7 @@ class GGUFVocabulary:
         These are tokens that metadata name or the chat template writes, and that no merge makes of
         text. One warning lists them.
         """
+        # As text, these tokens would be split in prompts and shown in answers.
         named = {value for name, value in self.metadata.items() if name.endswith("_token_id")}
         found = {
             text: number
@@ -362,10 +363,11 @@ def build_byte_bpe(pieces: GGUFVocabulary, merges: Merges) -> tuple[Backend, boo
 
 def build_sentencepiece(pieces: GGUFVocabulary, merges: Merges) -> tuple[Backend, bool]:
     """Build SentencePiece's byte-pair encoding; also return whether sequences begin with BOS."""
+    unknown = (pieces.tokens[n] for n in np.flatnonzero(pieces.kinds == TokenType.UNKNOWN).tolist())
     model = BPE(
         pieces.base_vocabulary,
         merges,
-        unk_token=next(iter(unknown_tokens(pieces)), None),
+        unk_token=next(unknown, None),
         fuse_unk=True,
         byte_fallback=TokenType.BYTE in pieces.kinds,
     )
@@ -375,11 +377,6 @@ def build_sentencepiece(pieces: GGUFVocabulary, merges: Merges) -> tuple[Backend
     back = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if spaced else [])])
     return tokenizer, True
-
-
-def unknown_tokens(pieces: GGUFVocabulary) -> list[str]:
-    numbers: list[int] = np.flatnonzero(pieces.kinds == TokenType.UNKNOWN).tolist()
-    return [pieces.tokens[number] for number in numbers]
 
 
 def find_merges(pieces: GGUFVocabulary) -> Merges:

@@ -59,12 +59,6 @@ class GroupScheme:
         """Whether the group of each input is stored."""
         return self.strategy == "group" and self.order in ("group", "dynamic")
 
-    @property
-    def part_suffixes(self) -> tuple[str, ...]:
-        first = ("_packed", "_shape") if self.packed else ("",)
-        mixed = ("_g_idx",) if self.has_group_indices else ()
-        return *first, "_scale", *(() if self.symmetric else ("_zero_point",)), *mixed
-
     def input_groups(self, shape: tuple[int, ...]) -> tuple[int, Tensor | None]:
         """Return the number of groups of inputs, and the group of each input."""
         return group_inputs(shape, self.size if self.strategy == "group" else -1)
@@ -225,7 +219,9 @@ class CompressedTensors(Scheme):
         found = self.find_group(name)
         if found is None:
             return ()
-        parts = tuple(f"{name}{end}" for end in found.part_suffixes)
+        ends = [*(("_packed", "_shape") if found.packed else ("",)), "_scale"]
+        ends += ["_zero_point"] * (not found.symmetric) + ["_g_idx"] * found.has_group_indices
+        parts = tuple(f"{name}{end}" for end in ends)
         if parts[0] not in source or source.stored_type(parts[0]) not in (FP8_TYPE, "I8", "I32"):
             return ()
         return parts

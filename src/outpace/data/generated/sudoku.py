@@ -34,15 +34,12 @@ SudokuGrid = tuple[int, ...]
 
 def sudoku_problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
     """Return problems `start` to `start + count` of a split; each depends only on its index."""
-    return [
-        draw_sheet(split, rng) for rng in SUDOKU_SPLITS.random_sources(split, count, seed, start)
-    ]
-
-
-def draw_sheet(split: str, rng: Random) -> Problem:
-    sheet = [draw_puzzle(split, rng) for _ in range(rng.randint(1, MAX_PUZZLES_PER_SHEET))]
-    questions, solutions = zip(*sheet, strict=True)
-    return Problem(QUESTION_PREFIX + format_sheet(questions), format_sheet(solutions))
+    found = []
+    for rng in SUDOKU_SPLITS.random_sources(split, count, seed, start):
+        sheet = [draw_puzzle(split, rng) for _ in range(rng.randint(1, MAX_PUZZLES_PER_SHEET))]
+        questions, solutions = zip(*sheet, strict=True)
+        found.append(Problem(QUESTION_PREFIX + format_sheet(questions), format_sheet(solutions)))
+    return found
 
 
 def sheet_text(question: str) -> str:

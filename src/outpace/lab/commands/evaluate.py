@@ -258,7 +258,7 @@ def evaluate_command(
     With --json, all answers are written to a JSON-lines file next to the figures.
     """
     from outpace.lab.entry import format_entry
-    from outpace.lab.run import resolve_options
+    from outpace.lab.run import judgment_records, resolve_options
 
     check_at_least_one(limit=limit)
     request = sampling.options() | stops.options()
@@ -268,8 +268,17 @@ def evaluate_command(
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
         with replace_file(json_path) as file:
             llm = load_flags.open_model(model, method, prefix_cache=not no_prefix_cache)
-            extra = {"task_flags": task_flags, "limit": limit, "samples": samples}
-            report_tasks(harness, llm, file, options=request, batch=batch, **extra)
+            results, report = harness.run_harness(
+                llm,
+                options=request,
+                batch=batch,
+                task_flags=task_flags,
+                limit=limit,
+                samples=samples,
+            )
+            show_harness_results(results)
+            show_truncated([report.to_record()])
+            write_report(file, [report], harness=results)
         return
     if harness != HARNESS_FLAGS:
         raise ValueError("--include, --chat and --draws need --tasks")
@@ -286,22 +295,9 @@ def evaluate_command(
         console.print(comparison_table([report.to_record()]))
         show_truncated([report.to_record()])
         write_report(file, [report])
-        write_answers(answers, questions, report)
-
-
-def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings: Any) -> None:
-    results, report = harness.run_harness(llm, **settings)
-    show_harness_results(results)
-    show_truncated([report.to_record()])
-    write_report(path, [report], harness=results)
-
-
-def write_answers(path: Path | None, questions: list[Question], report: EvaluationReport) -> None:
-    from outpace.lab.run import judgment_records
-
-    if path is not None:
-        lines = (json.dumps(line, default=str) for line in judgment_records(questions, report))
-        path.write_text("".join(f"{line}\n" for line in lines))
+        if answers is not None:
+            lines = (json.dumps(line, default=str) for line in judgment_records(questions, report))
+            answers.write_text("".join(f"{line}\n" for line in lines))
 
 
 def write_report(path: Path | None, reports: list[EvaluationReport], **more: Any) -> None:
