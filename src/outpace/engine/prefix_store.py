@@ -83,10 +83,12 @@ class PrefixStore:
         check_value("prefix_dir", folder, str | Path | None)
         if folder is None:
             return None
+        if not str(folder):
+            raise OptionError("prefix_dir", folder, "must be the path of a folder")
         if tensor_parallel > 1 or not prefix_cache:
             other = "tensor_parallel" if tensor_parallel > 1 else "prefix_cache=False"
             raise OptionError("prefix_dir", folder, f"cannot be combined with {other}: omit one")
-        return cls(Path(folder).expanduser(), int(gib * 2**30))
+        return cls(Path(os.path.expanduser(folder)), int(gib * 2**30))
 
     def derive_salt(self, identity: str) -> bytes:
         """Return the key of the names of all pages that depend on `identity`."""
@@ -94,12 +96,12 @@ class PrefixStore:
 
     def read(self, name: str, tensors: Sequence[Tensor]) -> bytearray | None:
         """Return the content of a file for such tensors; None without a valid file."""
-        path, content = self.folder / name, bytearray(sum(each.nbytes for each in tensors))
+        path, size = self.folder / name, sum(each.nbytes for each in tensors)
         try:
             with open(os.open(path, OPEN_FLAGS), "rb") as file:
                 status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and status.st_size == CODE_BYTES + len(content):
-                    code, _ = file.read(CODE_BYTES), file.readinto(content)
+                if stat.S_ISREG(status.st_mode) and status.st_size == CODE_BYTES + size:
+                    code, content = file.read(CODE_BYTES), bytearray(file.read(size))
                     if hmac.compare_digest(code, self.sign(name, [content])):
                         return content
             reason = "it is cut, changed or of another origin"
@@ -139,8 +141,7 @@ class PrefixStore:
             while self.write_sequence(self.queue.get()):
                 pass
         except OSError as error:
-            reason = error.strerror
-            LOG.warning("no more prefixes are written to %s: %s", self.folder, reason)
+            LOG.warning("no more prefixes are written to %s: %s", self.folder, error.strerror)
         finally:
             self.has_stopped = True
 
@@ -252,9 +253,10 @@ def open_key(folder: Path) -> bytes:
                 path.hardlink_to(draft)
         with open(os.open(path, OPEN_FLAGS), "rb") as file:
             status, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a null byte
+        reason = getattr(error, "strerror", None) or error
         raise OptionError(
-            "prefix_dir", folder, f"{folder} cannot be used: {error.strerror}; set another folder"
+            "prefix_dir", folder, f"{folder} cannot be used: {reason}; set another folder"
         ) from error
     is_private = not hasattr(os, "geteuid") or (
         status.st_uid == os.geteuid() and not status.st_mode & 0o077

@@ -34,6 +34,7 @@ from outpace.engine.readout import (
     chain_reader,
 )
 from outpace.engine.recurrent import RecurrentPass, blank_states
+from outpace.kernels.loader import library_digest
 from outpace.measurements import cpu_model
 from outpace.models.adapted import ModelUpdates
 from outpace.models.attention import Attend
@@ -160,10 +161,11 @@ class Runner:
         """What the bits of a page depend on, apart from its text and the weights."""
         is_gpu = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_gpu else cpu_model()
-        versions = __version__, torch.__version__, device, torch.get_num_threads()
+        versions = __version__, library_digest(), torch.__version__
+        machine = device, torch.get_num_threads()
         layouts = [(tuple(each.shape), each.layout) for each in self.model.parameters()]
         pages = [(tuple(each.shape), each.dtype) for each in self.cache.views(0)]
-        return repr((versions, self.config, layouts, pages))
+        return repr((versions, machine, self.config, layouts, pages))
 
     @property
     def cache_usage(self) -> CacheUsage:

@@ -12,7 +12,9 @@ from contextlib import suppress
 from ctypes import CDLL, c_int, c_long, c_void_p
 from enum import IntEnum
 from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -97,6 +99,13 @@ def log_missing_instructions(present: Sequence[Isa]) -> None:
             "compiled kernels use %s: this processor has no AVX512-VNNI",
             " and ".join(isa.name.replace("_", "-") for isa in present),
         )
+
+
+@cache
+def library_digest() -> str:
+    """Return a digest of the compiled library, on which results depend; empty without one."""
+    loaded = load_library()
+    return "" if loaded is None else sha256(Path(loaded._name).read_bytes()).hexdigest()
 
 
 @cache

@@ -61,12 +61,6 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     """Check the files and options of a lazy model, and measure the memory that it needs."""
     check_cache_gib(entry.cache_gib)
     check_value("pace", entry.pace, Pacing)
-    PrefixStore.open(
-        entry.prefix_dir,
-        entry.prefix_gib,
-        prefix_cache=entry.prefix_cache,
-        tensor_parallel=entry.tensor_parallel,
-    )
     device, dtype = resolve_types(
         entry.device,
         entry.dtype,
@@ -232,6 +226,12 @@ def check_all_models(entries: Mapping[str, Entry]) -> None:
     for name, entry in entries.items():
         with name_errors(name):
             check_lazy_options(entry)
+            PrefixStore.open(
+                entry.prefix_dir,
+                entry.prefix_gib,
+                prefix_cache=entry.prefix_cache,
+                tensor_parallel=entry.tensor_parallel,
+            )
             available_methods(entry)
 
 
