@@ -102,7 +102,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_of_full_scale_ends_in_its_table(outpace, hub, tmp_path, monkeypatch, name):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    monkeypatch.setattr("outpace.engine.stats.available_bytes", lambda device: 2**40)
+    monkeypatch.setattr("outpace.engine.memory.available_bytes", lambda device: 2**40)
     (figure,) = find(name)
     (plan,) = figure.scales["full"]
     file = tmp_path / "test.jsonl"

@@ -108,7 +108,7 @@ def test_costs_are_listed_and_models_that_do_not_fit_are_refused(
 ):
     _, out, _ = outpace("reproduce", "dflash:table1", "--list")
     assert out.count("small") == 3 and "GiB" in out
-    monkeypatch.setattr("outpace.engine.stats.available_bytes", lambda device: 2**33)
+    monkeypatch.setattr("outpace.engine.memory.available_bytes", lambda device: 2**33)
     data = tmp_path / "test.jsonl"
     data.write_text(json.dumps(QUESTION))
     words = ("dflash:table1", "--scale", "full", "--limit", 1, "--data", data)
@@ -128,7 +128,7 @@ def test_models_that_do_not_fit_together_are_measured_in_turn(outpace, tmp_path,
 
     (tmp_path / "models.toml").write_text("tiny-ar = 1\ntiny-wedlm = 1")
     monkeypatch.setattr(memory, "SIZES", tmp_path / "models.toml")
-    monkeypatch.setattr("outpace.engine.stats.available_bytes", lambda device: 7 * 2**30)
+    monkeypatch.setattr("outpace.engine.memory.available_bytes", lambda device: 7 * 2**30)
     monkeypatch.setattr("outpace.api.llm.LLM", Counted)
     words = ("wedlm:figure1", "--limit", 1, "--out", tmp_path)
     status, _, err = outpace("reproduce", *words)

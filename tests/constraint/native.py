@@ -17,7 +17,7 @@ from outpace.checkpoints.checkpoint import load_tokenizer
 from outpace.checkpoints.hub import ZOO_FOLDER, resolve_checkpoint
 from outpace.constraint.calls import GENERIC_FORMAT
 from outpace.constraint.compiler import Compiler
-from outpace.engine.stats import release_memory
+from outpace.engine.memory import release_memory
 from outpace.errors import OptionError
 from outpace.tokenizer import Tokenizer
 

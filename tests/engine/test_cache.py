@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers import published
 from outpace.checkpoints.checkpoint import translate_config
-from outpace.engine import stats
+from outpace.engine import memory as host
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 
 CONFIG, CPU = translate_config(published()), torch.device("cpu")
@@ -103,9 +103,9 @@ def resident_bytes() -> int:
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of a computer with 3 MiB of available memory."""
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 3072 kB\n")
-    monkeypatch.setattr(stats, "MEMORY_FILE", tmp_path / "meminfo")
-    monkeypatch.setattr(stats, "GROUP_FILE", tmp_path / "cgroup")
-    monkeypatch.setattr(stats, "GROUP_FOLDER", tmp_path / "groups")
+    monkeypatch.setattr(host, "MEMORY_FILE", tmp_path / "meminfo")
+    monkeypatch.setattr(host, "GROUP_FILE", tmp_path / "cgroup")
+    monkeypatch.setattr(host, "GROUP_FOLDER", tmp_path / "groups")
     return tmp_path
 
 
@@ -117,11 +117,11 @@ def limit_group(folder: Path, limit: str, used: int, files: int) -> None:
 
 
 def test_available_memory_is_the_least(system: Path) -> None:
-    assert stats.available_bytes(CPU) == 3 * 2**20
+    assert host.available_bytes(CPU) == 3 * 2**20
     (system / "cgroup").write_text("1:name=systemd:/other\n0::/a/b\n")
-    assert stats.available_bytes(CPU) == 3 * 2**20
+    assert host.available_bytes(CPU) == 3 * 2**20
     limit_group(system / "groups" / "a" / "b", "max", 10, 0)
     limit_group(system / "groups" / "a", "1000000", 400_000, 150_000)
-    assert stats.available_bytes(CPU) == 750_000
+    assert host.available_bytes(CPU) == 750_000
     limit_group(system / "groups" / "a" / "b", "500000", 400_000, 0)
-    assert stats.available_bytes(CPU) == 100_000
+    assert host.available_bytes(CPU) == 100_000

@@ -19,7 +19,7 @@ from outpace.engine.runner import Runner
 from outpace.kernels import tiles
 from outpace.methods import Method
 from outpace.models.transformer import Stack
-from workload import KINDS, Request, new_models, serve
+from workload import KINDS, MODELS, Request, new_models, serve
 
 HALVES = [torch.bfloat16, torch.float16]
 each_half = pytest.mark.parametrize("dtype", HALVES, ids=["bfloat16", "float16"])
@@ -62,6 +62,31 @@ def test_requests_together_equal_each_alone_in_half_precision(
     assert pages_in_use(engine) == 0
     memory = runner(engine, "causal").cache.memories[0]
     assert memory.dtype == dtype and memory.isfinite().all()
+
+
+def narrow_engine(cache_dtype: torch.dtype, prefix_cache: bool = True, **limits: int) -> Engine:
+    engine = Engine(**limits)
+    for name, model in MODELS.items():
+        options: dict[str, Any] = {"cache_dtype": cache_dtype, "prefix_cache": prefix_cache}
+        engine.add_runner(Runner(name, model, slots=64 * PAGE_SIZE, **options))
+    return engine
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("cache_dtype", [*HALVES, torch.int8], ids=str)
+@pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
+def test_narrower_caches_give_the_same_tokens_together_alone_and_in_pieces(
+    method: Method, cache_dtype: torch.dtype
+) -> None:
+    engine, batch = narrow_engine(cache_dtype), asked(method)
+    alone = [narrow_engine(cache_dtype, prefix_cache=False, max_rows=7) for _ in batch]
+    expected = [
+        serve(each, [replace(request, arrives=0)])[0][0]
+        for each, request in zip(alone, batch, strict=True)
+    ]
+    for _ in range(2):  # the second time, prefixes are found
+        assert [ids for ids, *_ in serve(engine, batch)] == expected
+    assert runner(engine, "causal").cache.memories[0].dtype == cache_dtype
 
 
 @each_half

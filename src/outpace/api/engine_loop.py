@@ -33,7 +33,7 @@ from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
 from outpace.constraint.dfa import PAUSE
-from outpace.engine.stats import available_bytes, release_memory, trim_heap
+from outpace.engine.memory import available_bytes, release_memory, trim_heap
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Unpack, overload
@@ -28,7 +28,7 @@ from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import DRAFT_KINDS, Kind, Request
 from outpace.engine.adapters import check_adapter_name, check_adapters
-from outpace.engine.cache import cache_bytes, check_cache_gib
+from outpace.engine.cache import cache_bytes, check_memory, default_dtype, resolve_cache, slot_bytes
 from outpace.engine.controllers import ControllerTable, PassTimes
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.graphs import make_recorder
@@ -42,6 +42,7 @@ from outpace.field_types import Bounds, PositiveInt, check_value
 from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.options import MethodSpec
+from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack, Transformer
 
@@ -72,6 +73,7 @@ class LLM:
         max_length: int | None = None,
         mask_id: int | None = None,
         cache_gib: float | None = None,
+        cache_dtype: str | torch.dtype | None = None,
         max_rows: int | None = None,
         max_sequences: int = 256,
         prefix_cache: bool = True,
@@ -83,7 +85,7 @@ class LLM:
         compile: bool = False,
         pace: Pacing = "off",
     ) -> None:
-        check_cache_gib(cache_gib)
+        self.cache_gib, self.cache_dtype = cache_gib, resolve_cache(cache_gib, cache_dtype)
         check_value("prefix_cache", prefix_cache, bool)
         self.store = PrefixStore.open(
             prefix_dir, prefix_gib, prefix_cache=prefix_cache, tensor_parallel=tensor_parallel
@@ -103,7 +105,6 @@ class LLM:
             share=self.group.share,
             positions=0,  # the runner extends the rotary tables to the length of its cache
         )
-        self.cache_gib = cache_gib
         if max_rows is None:
             max_rows = 512 if self.device.type == "cpu" else 2048
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
@@ -124,6 +125,10 @@ class LLM:
         self.check_prefixes(prefix_dir, further.values())
         self.text = TextCodec(self.name, self.methods.checkpoint.load_tokenizer())
         self.vocab_sizes: dict[str, int | None] = {}
+        self.configs = {self.name: self.config, **{str(m): m.config for m in further.values()}}
+        least = self.cache_dtype or min(self.dtype, torch.float16, key=attrgetter("itemsize"))
+        slots = [slot_bytes(each, least) for each in self.configs.values()] * tensor_parallel
+        check_memory(cache_gib, max_length and self.config.max_length, slots, self.device)
         self.check_further(further.values())
         self.target = self.load_target(adapters)
         self.config = self.target.config
@@ -150,7 +155,10 @@ class LLM:
         self.model = build_model(
             Transformer, opened.checkpoint, self.config, self.form, opened.adapter
         )
-        self.group.start_workers(self.model, self.load_further, own["attention"])
+        self.cache_dtype = self.cache_dtype or default_dtype(self.model, self.dtype)
+        self.runner_options = own = {**own, "cache_dtype": self.cache_dtype}
+        shared = {name: own[name] for name in ("attention", "cache_dtype")}
+        self.group.start_workers(self.model, self.load_further, **shared)
         if self.store is not None:
             merged = () if opened.adapter is None else (opened.adapter.name,)
             files = digest_files([opened.checkpoint.name, *merged, *(adapters or {}).values()])
@@ -195,9 +203,12 @@ class LLM:
 
     def add_runner(self, name: str, model: Stack, vocab: int | None, **options: Any) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
-        budget = cache_bytes(self.cache_gib, self.device)
         sizes: dict[str, Any] = share_budget(
-            model.config, self.dtype, budget, self.engine.max_sequences
+            model.config,
+            self.dtype,
+            self.cache_budget(name, model.config),
+            self.engine.max_sequences,
+            cache_dtype=self.cache_dtype,
         )
         runner = self.group.make_runner(
             name, model, vocab=vocab, store=self.store, **options, **sizes, **self.runner_options
@@ -205,6 +216,18 @@ class LLM:
         self.engine.add_runner(runner)
         self.runners[name] = runner
         return runner
+
+    def cache_budget(self, name: str, config: ModelConfig) -> int:
+        """Return the bytes of the cache of a model, beside those of the default method."""
+        assert self.cache_dtype is not None
+        sizes = {
+            each: slot_bytes(found, self.cache_dtype)
+            for each, found in {**self.configs, name: config}.items()
+        }
+        # Recurrent states take up to half of a cache.
+        context = self.config.max_length * sizes[name] * (1 if config.delta is None else 2)
+        share = sizes[name] / sum(sizes.values()) / self.group.size
+        return cache_bytes(self.cache_gib, self.device, context=context, share=share)
 
     def load_runner(self, name: str) -> Runner:
         """Return the runner of a further model of a method, which is loaded once."""

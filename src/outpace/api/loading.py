@@ -51,7 +51,12 @@ class LoadOptions:
     cache_gib: Annotated[
         CacheSize | None,
         "Size of the KV cache in GiB. Each model has one.",
-        Info(group="loading", usual="2, or half of a GPU's free memory"),
+        Info(group="loading", usual="its context, at least 2, at most a quarter of the memory"),
+    ] = None
+    cache_dtype: Annotated[
+        str | None,
+        "Data type of the KV cache: float32, bfloat16, float16 or int8.",
+        Info(group="loading", usual="float16 for quantized weights on a CPU, else `dtype`"),
     ] = None
     max_rows: Annotated[
         PositiveInt | None,

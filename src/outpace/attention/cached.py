@@ -9,13 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from outpace.errors import OptionError
+
 SCALE_SIZE = 4
 """Numbers of int8 that hold a scale."""
 
 
 def stored_size(size: int, dtype: torch.dtype) -> int:
     """Return how many numbers of a dtype store a head of some size."""
-    return size + SCALE_SIZE if dtype == torch.int8 else size
+    if dtype != torch.int8:
+        return size
+    if size % SCALE_SIZE:
+        reason = f"requires heads of a multiple of {SCALE_SIZE} numbers, got {size}: omit it"
+        raise OptionError("cache_dtype", "int8", reason)
+    return size + SCALE_SIZE
 
 
 def head_size(cached: Tensor) -> int:

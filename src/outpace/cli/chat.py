@@ -88,6 +88,7 @@ def chat(
     one message.
     """
     from outpace.engine.job import DecodingError
+    from outpace.engine.runner import describe_caches
 
     options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
@@ -105,7 +106,9 @@ def chat(
     talk = ChatSession(llm, first, options)
     if opened is not None:
         talk.load(str(opened))
-    for line in read_messages(None if method is not None else describe_draft(llm)):
+    draft = None if method is not None else describe_draft(llm)
+    notice = "\n".join(filter(None, (draft, describe_caches(llm.driver.stats.models))))
+    for line in read_messages(notice):
         try:
             if not talk.handle_line(line):
                 break

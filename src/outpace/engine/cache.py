@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from outpace.attention.cached import stored_size
+from outpace.engine.memory import usable_bytes
 from outpace.errors import OptionError
 from outpace.field_types import CacheSize, check_value
 from outpace.kernels.gated_delta import DeltaState
 from outpace.models.config import ModelConfig
+from outpace.models.device import DTYPES, parse_dtype
+from outpace.models.int8 import is_quantized
 
 
 def allocate_layers(
@@ -25,14 +29,14 @@ def allocate_layers(
     """Return zeroed memory, and the keys and values of each layer in it.
 
     Layers of one shape share a tensor `[2, layers, slots, kv_heads, head_dim]`; keys and values
-    are `[slots, kv_heads, head_dim]`.
+    are `[slots, kv_heads, head_dim]`. In int8, a head has its scale after its numbers.
     """
     shapes = config.kv_shapes
     memories: list[Tensor] = []
     layers: dict[tuple[int, int], Iterator[tuple[Tensor, Tensor]]] = {}
     for heads, size in dict.fromkeys(shapes):
         # The slots of a head are contiguous, since attention reads them in order.
-        shape = 2, shapes.count((heads, size)), heads, slots, size
+        shape = 2, shapes.count((heads, size)), heads, slots, stored_size(size, dtype)
         memories.append(zero_memory(shape, dtype, device).transpose(2, 3))
         keys, values = memories[-1]
         layers[heads, size] = zip(keys, values, strict=True)
@@ -392,8 +396,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     Raises:
         ValueError: not a single slot fits.
     """
-    slot = 2 * sum(heads * size for heads, size in config.kv_shapes) * dtype.itemsize
-    if budget < slot:
+    if budget < (slot := slot_bytes(config, dtype)):
         raise OptionError(
             "cache_gib",
             budget / 2**30,
@@ -402,13 +405,65 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     return budget // slot
 
 
-def check_cache_gib(gib: float | None) -> None:
-    """Raise `ValueError` for an invalid cache size."""
+def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of the keys and values of a token."""
+    stored = sum(heads * stored_size(size, dtype) for heads, size in config.kv_shapes)
+    return 2 * stored * dtype.itemsize
+
+
+CACHE_DTYPES = {**DTYPES, "int8": torch.int8}
+
+USUAL_BYTES = 2 * 2**30
+"""Least bytes of a cache by default, where memory allows: that many requests share it."""
+
+MEMORY_PART = 4
+"""Caches take at most this part of the memory by default."""
+
+
+def resolve_cache(gib: float | None, dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Check the size and the dtype of a cache; return the dtype, None for that of the model."""
     check_value("cache_gib", gib, CacheSize | None)
+    return None if dtype is None else parse_dtype("cache_dtype", dtype, CACHE_DTYPES)
 
 
-def cache_bytes(gib: float | None, device: torch.device) -> int:
-    """Return the byte count of a model's cache: `gib`, or half of a GPU's free memory, or 2 GiB."""
+def default_dtype(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """Return the usual dtype of the cache of a model that computes in `dtype`.
+
+    Where its matrices are quantized, 16 bits are exact enough; float16 has more of them than
+    bfloat16 after the point, and keys and values are far below its maximum.
+    """
+    return torch.float16 if dtype == torch.float32 and is_quantized(model) else dtype
+
+
+def cache_bytes(
+    gib: float | None, device: torch.device, *, context: int = 0, share: float = 1.0
+) -> int:
+    """Return the bytes of a model's cache: `gib`, or half of a GPU's free memory, or for a CPU.
+
+    There, it has room for `context` bytes and 2 GiB, within its share of a quarter of the memory.
+    """
     if gib is not None:
         return int(gib * 2**30)
-    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2 * 2**30
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    if (memory := usable_bytes(device)) is None:
+        return USUAL_BYTES
+    return min(max(context, USUAL_BYTES), int(memory * share) // MEMORY_PART)
+
+
+def check_memory(
+    gib: float | None, max_length: int | None, slots: Sequence[int], device: torch.device
+) -> None:
+    """Raise `OptionError` where caches exceed all memory that this process may use.
+
+    `slots` are the bytes of a token in each of them.
+    """
+    memory = usable_bytes(device)
+    needed = sum(slots) * (max_length or 0) if gib is None else len(slots) * gib * 2**30
+    if memory is not None and needed > memory:
+        raise OptionError(
+            "max_length" if gib is None else "cache_gib",
+            max_length if gib is None else gib,
+            f"{needed / 2**30:.4g} GiB of keys and values exceed the {memory / 2**30:.4g} GiB of "
+            "memory that this process may use: lower it",
+        )

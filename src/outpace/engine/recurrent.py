@@ -125,9 +125,16 @@ def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def share_budget(
-    config: ModelConfig, dtype: torch.dtype, budget: int, requests: int
+    config: ModelConfig,
+    dtype: torch.dtype,
+    budget: int,
+    requests: int,
+    *,
+    cache_dtype: torch.dtype | None = None,
 ) -> dict[str, int | None]:
     """Return the `slots` and `sequences` for which a cache of `budget` bytes has room.
+
+    The model computes in `dtype`; keys and values are of `cache_dtype`, by default the same.
 
     At most half of it is for recurrent states, the rest for keys and values. A request has two
     sequences of a model that is its target and its draft. States that no sequence needs are those
@@ -136,8 +143,9 @@ def share_budget(
     Raises:
         ValueError: the states of a single request do not fit, or no slot.
     """
+    cache_dtype = cache_dtype or dtype
     if not (size := state_bytes(config, dtype)):
-        return {"slots": cache_slots(config, dtype, budget), "sequences": None}
+        return {"slots": cache_slots(config, cache_dtype, budget), "sequences": None}
     if budget < 4 * size:
         raise OptionError(
             "cache_gib",
@@ -145,5 +153,5 @@ def share_budget(
             f"{budget} bytes hold less than two recurrent states, {4 * size}: enlarge it",
         )
     sequences = min(2 * requests, budget // 2 // size)
-    slots = cache_slots(config, dtype, budget - sequences * size)
+    slots = cache_slots(config, cache_dtype, budget - sequences * size)
     return {"slots": slots, "sequences": sequences}

@@ -51,12 +51,24 @@ LayerReport = Callable[[float], None]
 
 
 class CacheUsage(NamedTuple):
-    """Held and total pages of a model's cache, and rows skipped by its prefix cache, if any."""
+    """Pages and bytes of a model's cache, and rows skipped by its prefix cache, if any."""
 
     name: str
     held_pages: int
     total_pages: int
+    total_bytes: int
     skipped_rows: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that fit."""
+        return self.total_pages * PAGE_SIZE
+
+
+def describe_caches(caches: Collection[CacheUsage]) -> str:
+    """Return the tokens that fit into the caches of all models, and their memory."""
+    size = sum(cache.total_bytes for cache in caches) / 2**30
+    return f"cache of {min(cache.tokens for cache in caches):,} tokens ({size:.2f} GiB)"
 
 
 class Runner:
@@ -67,6 +79,7 @@ class Runner:
         model: the model.
         slots: size of the cache.
         sequences: most sequences that the cache holds at a time; None for any number.
+        cache_dtype: data type of keys and values; by default that of the model.
         vocab: number of tokens; excludes padding rows of the embedding.
         read_rows: most rows whose logits are in memory at a time.
         prefix_cache: whether a causal model reuses the prefixes of earlier prompts.
@@ -85,6 +98,7 @@ class Runner:
         *,
         slots: int,
         sequences: int | None = None,
+        cache_dtype: torch.dtype | None = None,
         vocab: int | None = None,
         read_rows: int = 256,
         prefix_cache: bool = True,
@@ -110,7 +124,7 @@ class Runner:
             compile_layers(model)
         self.cache = PagedCache(
             *(model.config, slots),
-            dtype=weight.dtype,
+            dtype=cache_dtype or weight.dtype,
             device=self.device,
             scratch=SCRATCH_SLOTS if record else 0,
             sequences=sequences,
@@ -171,7 +185,9 @@ class Runner:
     def cache_usage(self) -> CacheUsage:
         """Pages held and skipped rows of its cache."""
         skipped = None if self.prefix_cache is None else self.prefix_cache.stats.slots
-        return CacheUsage(self.name, self.cache.held_pages, self.cache.num_pages, skipped)
+        pages = self.cache.held_pages, self.cache.num_pages
+        size = sum(memory.numel() * memory.itemsize for memory in self.cache.memories)
+        return CacheUsage(self.name, *pages, size, skipped)
 
     def reserve(
         self, slots: int, adapter: str | None = None, text: Sequence[int] | None = None

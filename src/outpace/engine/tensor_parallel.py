@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -152,6 +152,10 @@ class TensorParallelGroup:
         self.broadcast: CommandBroadcast | None = None
         self.num_models = 0
 
+    @property
+    def size(self) -> int:
+        return 1 if self.share is None else self.share.size
+
     @classmethod
     def join_processes(
         cls, size: int, device: torch.device, quantize: str | None
@@ -166,13 +170,13 @@ class TensorParallelGroup:
             )
         return cls(*join_group(size, device))
 
-    def start_workers(self, target: Stack, load: Callable[[str], Stack], attention: str) -> None:
+    def start_workers(self, target: Stack, load: Callable[[str], Stack], **options: Any) -> None:
         """Split into a leader and workers; a worker runs here until the group ends, then exits.
 
         Args:
             target: the target model.
             load: loads further models by name.
-            attention: attention back end.
+            **options: those of each runner.
         """
         if self.share is None:
             return
@@ -180,7 +184,7 @@ class TensorParallelGroup:
         atexit.register(self.close)
         if self.share.rank:
             broadcast, self.broadcast = self.broadcast, None
-            run_worker(broadcast, target, load, attention)
+            run_worker(broadcast, target, load, options)
             raise SystemExit
 
     def close(self) -> None:
@@ -310,7 +314,10 @@ class WorkerModel:
 
 
 def run_worker(
-    broadcast: CommandBroadcast, target: Stack, load: Callable[[str], Stack], attention: str
+    broadcast: CommandBroadcast,
+    target: Stack,
+    load: Callable[[str], Stack],
+    options: Mapping[str, Any],
 ) -> None:
     """Execute the commands of rank 0 until it ends; further models are loaded by name."""
     models: list[WorkerModel] = []
@@ -328,7 +335,7 @@ def run_worker(
             case GroupCommand.LOAD:
                 name = bytes(message[2:].tolist()).decode()
                 model = load(name) if models else target
-                runner = Runner(name, model, slots=rest[0], prefix_cache=False, attention=attention)
+                runner = Runner(name, model, slots=rest[0], prefix_cache=False, **options)
                 models.append(WorkerModel(runner))
             case GroupCommand.PASS:
                 models[rest[0]].run_pass(bool(rest[1]), bool(rest[2]), message[4:])

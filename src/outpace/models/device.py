@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from outpace.errors import OptionError
@@ -45,7 +47,15 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
     """Return a dtype by name, or the default of a device."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    allowed = DTYPES | {kind: kind for kind in DTYPES.values()}
-    if not isinstance(dtype, str | torch.dtype) or dtype not in allowed:
-        raise OptionError("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
-    return allowed[dtype]
+    return parse_dtype("dtype", dtype, DTYPES)
+
+
+def parse_dtype(
+    option: str, given: str | torch.dtype, allowed: Mapping[str, torch.dtype]
+) -> torch.dtype:
+    """Return one of the `allowed` dtypes by name, or as it is; raise `OptionError` for others."""
+    if isinstance(given, str) and given in allowed:
+        return allowed[given]
+    if isinstance(given, torch.dtype) and given in allowed.values():
+        return given
+    raise OptionError(option, given, f"must be one of {', '.join(allowed)}")

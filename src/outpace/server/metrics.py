@@ -123,6 +123,8 @@ class EngineCollector:
         labels = ["model", "role"]
         used = GaugeMetricFamily("outpace_cache_pages_used", "Cache pages in use", labels=labels)
         total = GaugeMetricFamily("outpace_cache_pages", "Cache pages in total", labels=labels)
+        fitting = GaugeMetricFamily("outpace_cache_tokens", "Tokens that fit", labels=labels)
+        size = GaugeMetricFamily("outpace_cache_bytes", "Memory of the cache", labels=labels)
         spared = CounterMetricFamily(
             "outpace_prefix_rows_spared", "Rows skipped by the prefix cache", labels=labels
         )
@@ -137,7 +139,9 @@ class EngineCollector:
             for role, usages in groups.items():
                 used.add_metric([name, role], sum(usage.held_pages for usage in usages))
                 total.add_metric([name, role], sum(usage.total_pages for usage in usages))
+                fitting.add_metric([name, role], sum(usage.tokens for usage in usages))
+                size.add_metric([name, role], sum(usage.total_bytes for usage in usages))
                 skipped = [usage.skipped_rows for usage in usages if usage.skipped_rows is not None]
                 if skipped:
                     spared.add_metric([name, role], sum(skipped))
-        yield from (waiting, running, loaded, used, total, spared)
+        yield from (waiting, running, loaded, used, total, fitting, size, spared)

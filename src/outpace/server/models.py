@@ -20,7 +20,7 @@ from outpace.checkpoints.adapter import Adapter, model_title
 from outpace.checkpoints.checkpoint import Checkpoint
 from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
-from outpace.engine.cache import PAGE_SIZE, cache_bytes, check_cache_gib
+from outpace.engine.cache import cache_bytes, check_memory, resolve_cache, slot_bytes
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import family_method
 from outpace.engine.prefix_store import PrefixStore
@@ -59,7 +59,7 @@ def check_lazy_options(entry: Entry) -> None:
 
 def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     """Check the files and options of a lazy model, and measure the memory that it needs."""
-    check_cache_gib(entry.cache_gib)
+    cache_dtype = resolve_cache(entry.cache_gib, entry.cache_dtype)
     check_value("pace", entry.pace, Pacing)
     device, dtype = resolve_types(
         entry.device,
@@ -75,6 +75,11 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
         if folder is not None:
             Adapter(folder).read_updates()
     paths = {entry.path, *entry.further_models().values()}
+    configs = [Checkpoint(path).config for path in paths]
+    length = entry.max_length or Checkpoint(entry.path).config.max_length
+    slots = [slot_bytes(config, cache_dtype or dtype) for config in configs]
+    check_memory(entry.cache_gib, entry.max_length, slots, device)
+    caches = [cache_bytes(entry.cache_gib, device, context=length * size) for size in slots]
     is_measured = entry.cache_gib is None and device.type == "cuda"  # half of what is free then
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -83,7 +88,7 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
         keep_seconds=parse_duration(entry.keep or DEFAULT_KEEP),
         device=device,
         weight_bytes=sum(loaded_bytes(path, dtype, quantize) for path in paths),
-        cache_bytes=0 if is_measured else len(paths) * cache_bytes(entry.cache_gib, device),
+        cache_bytes=0 if is_measured else sum(caches),
     )
 
 
@@ -121,8 +126,7 @@ class HostedModel(ModelInfo):
     @property
     def context_length(self) -> int:
         """Most tokens of a prompt with its answer: the model's, or what its caches hold."""
-        held = (usage.total_pages * PAGE_SIZE for usage in self.engine.cache_usage)
-        return min([self.config.max_length, *held])
+        return min([self.config.max_length, *(each.tokens for each in self.engine.cache_usage)])
 
     def token_bytes(self, token: int, previous: int | None) -> bytes:
         """Return the bytes of a token after another, which may hold part of a character."""

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from outpace.engine.runner import describe_caches
 from outpace.server.app import build_server_app
 from outpace.server.http_error import HttpError
 from outpace.server.logs import log_address
@@ -332,8 +333,9 @@ class ServerRun:
 def serve_until_signal(service: Service, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal; return the exit status."""
     for name, model in service.models.items():
-        when = ", loaded when requested" if model.entry.lazy else ""
-        LOG.info("%s: %s, %s%s", name, model.config.kind.value, model.method, when)
+        caches = model.engine.cache_usage
+        state = describe_caches(caches) if caches else "loaded when requested"
+        LOG.info("%s: %s, %s, %s", name, model.config.kind.value, model.method, state)
     gc.collect()
     gc.freeze()  # a collection over all loaded objects would pause every stream
     run = ServerRun(service, listener)

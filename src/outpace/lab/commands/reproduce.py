@@ -217,7 +217,7 @@ def costs_of(plans: Iterable[tuple[Figure, str, Scale]]) -> Table:
 
 
 def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[list[MethodEntry]]:
-    from outpace.engine.stats import available_bytes
+    from outpace.engine.memory import available_bytes
     from outpace.lab.reproduce.memory import CACHE_GIB, QUANTIZED_BYTES, fit_entries
     from outpace.models.device import resolve_device, resolve_dtype
 
@@ -252,7 +252,7 @@ def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
 
     No figure reads the samples of another: only what took turns on a machine can be compared.
     """
-    from outpace.engine.stats import release_memory
+    from outpace.engine.memory import release_memory
     from outpace.lab.reproduce.figure import needed
     from outpace.lab.reproduce.memory import CACHE_GIB
     from outpace.lab.side import summarise_sides
