@@ -242,6 +242,8 @@ INVALID = [
     ("generate tiny-aux x --device meta", "meta"),
     ("generate tiny-aux x --mask-id 99999", "mask_id"),
     ("generate tiny-aux x --cache-gib 1e-9", "cache_gib"),
+    ("generate tiny-aux x --cache-gib 9999", "cache_gib"),
+    ("generate tiny-aux x --cache-dtype int4", "cache_dtype"),
     ("generate tiny-aux x --method nonsense", "autoregressive"),
     ("generate tiny-aux x --method apd", "--verifier"),
     ("generate tiny-aux x --method d2f", "D2F"),

@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 from helpers import published
 from outpace.checkpoints.checkpoint import translate_config
 from outpace.engine import memory as host
-from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
+from outpace.engine.cache import (
+    PAGE_SIZE,
+    USUAL_BYTES,
+    PagedCache,
+    PageTable,
+    cache_bytes,
+    check_memory,
+    slot_bytes,
+)
+from refusal import refuses
 
 CONFIG, CPU = translate_config(published()), torch.device("cpu")
 
@@ -114,6 +124,26 @@ def limit_group(folder: Path, limit: str, used: int, files: int) -> None:
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.stat").write_text(f"anon 5\ninactive_file {files}\n")
+
+
+def test_default_caches_take_at_most_a_quarter_of_the_usable_memory(system: Path) -> None:
+    config = replace(CONFIG, max_length=2**20)
+    wanted = config.max_length * slot_bytes(config, torch.float16)
+    assert host.usable_bytes(CPU) == 9000 * 1024
+    assert cache_bytes(None, CPU, context=wanted) == 9000 * 1024 // 4
+    assert cache_bytes(None, CPU, context=wanted, share=0.5) == 9000 * 1024 // 8
+    (system / "cgroup").write_text("0::/a\n")
+    limit_group(system / "groups" / "a", "1000000", 400_000, 0)
+    assert cache_bytes(None, CPU, context=wanted) == 250_000
+    (system / "meminfo").write_text(f"MemTotal: {2**30} kB\n")
+    (system / "cgroup").write_text("")
+    assert cache_bytes(None, CPU, context=1) == USUAL_BYTES
+    assert cache_bytes(None, CPU, context=wanted * 2**10) == wanted * 2**10
+    assert cache_bytes(0.5, CPU, context=wanted) == 2**29
+    for gib, length, option in ((600.0, None, "cache_gib"), (None, 2**37, "max_length")):
+        with refuses(option):
+            check_memory(gib, length, [4, 4], CPU)
+    check_memory(500.0, 2**37, [4, 4], CPU)
 
 
 def test_available_memory_is_the_least(system: Path) -> None:

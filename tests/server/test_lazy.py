@@ -67,7 +67,8 @@ def test_first_request_loads_the_model(client: TestClient) -> None:
     assert answer == ask(client, BODY | {"model": "fast"})["choices"][0]["message"]["content"]
     assert loaded(client) == {"slow": True, "fast": True}
     samples = client.get("/metrics").text
-    assert 'outpace_cache_pages{model="slow",role="target"}' in samples
+    for name in ("pages", "tokens", "bytes"):
+        assert f'outpace_cache_{name}{{model="slow",role="target"}}' in samples
     assert 'outpace_requests_total{method="lookup",model="slow",result="answered"} 1.0' in samples
 
 
