@@ -113,7 +113,14 @@ def test_odd_batches_are_refused_or_served(llm: LLM) -> None:
 
 
 LOADING = ["model", "method", "adapter", "device", "dtype", "quantize", "max_length", "mask_id"]
-LOADING += ["cache_gib", "cache_dtype", "max_rows", "max_sequences", "prefix_cache", "tensor_parallel"]
+LOADING += [
+    "cache_gib",
+    "cache_dtype",
+    "max_rows",
+    "max_sequences",
+    "prefix_cache",
+    "tensor_parallel",
+]
 LOADING += ["attention", "graphs", "compile", "pace", "adapters"]
 
 
