@@ -140,7 +140,7 @@ def test_default_caches_take_at_most_a_quarter_of_the_usable_memory(system: Path
     assert cache_bytes(None, CPU, context=1) == USUAL_BYTES
     assert cache_bytes(None, CPU, context=wanted * 2**10) == wanted * 2**10
     assert cache_bytes(0.5, CPU, context=wanted) == 2**29
-    for gib, length, option in ((600.0, None, "cache_gib"), (None, 2**37, "max_length")):
+    for gib, length, option in ((600.0, None, "cache_gib"), (None, 2**38, "max_length")):
         with refuses(option):
             check_memory(gib, length, [4, 4], CPU)
     check_memory(500.0, 2**37, [4, 4], CPU)
