@@ -287,6 +287,7 @@ class ServerRun:
             loop.add_signal_handler(number, self.handle_signal)
         await self.service.client.start_receiving()
         watchdog = asyncio.ensure_future(self.watch_engine())
+        await self.log_models()
         try:
             await self.server.serve(sockets=[self.socket])
         finally:
@@ -316,6 +317,14 @@ class ServerRun:
             await asyncio.sleep(FINAL_EVENT_SECONDS)
         self.server.should_exit = True
 
+    async def log_models(self) -> None:
+        """Log each model, with the size of its caches if it is loaded."""
+        await self.service.client.update_stats()
+        for name, model in self.service.models.items():
+            caches = model.engine.cache_usage
+            state = describe_caches(caches) if caches else "loaded when requested"
+            LOG.info("%s: %s, %s, %s", name, model.config.kind.value, model.method, state)
+
     async def watch_engine(self) -> None:
         """Exit when the engine fails or hangs; measure the lag of the event loop."""
         loop = asyncio.get_running_loop()
@@ -332,10 +341,6 @@ class ServerRun:
 
 def serve_until_signal(service: Service, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal; return the exit status."""
-    for name, model in service.models.items():
-        caches = model.engine.cache_usage
-        state = describe_caches(caches) if caches else "loaded when requested"
-        LOG.info("%s: %s, %s, %s", name, model.config.kind.value, model.method, state)
     gc.collect()
     gc.freeze()  # a collection over all loaded objects would pause every stream
     run = ServerRun(service, listener)
