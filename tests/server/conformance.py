@@ -39,7 +39,8 @@ def chat(client: openai.OpenAI, model: str, method: str) -> None:
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert create(**asked).choices[0].message.content == text  # the same seed
     chunks = list(create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert text_of(chunks) == text and chunks[-1].usage == usage
+    # The second prompt is cached.
+    assert text_of(chunks) == text and chunks[-1].usage.total_tokens == usage.total_tokens
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] is not None
     mark = text[len(text) // 2 : len(text) // 2 + 3]
     cut = create(**asked, stop=[mark])
