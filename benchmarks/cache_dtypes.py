@@ -66,6 +66,7 @@ def make_step(llm: LLM, depth: int, requests: int) -> Callable[[], object]:
     for table in tables:
         assert table is not None
         cache.extend(table, table.size)
+        table.written = depth
         forwards.append(ScheduledForward.from_forward(forward, table, runner.config))
         slots = torch.from_numpy(table.slots[: table.size])
         for cached in (*cache.keys, *cache.values):
@@ -78,7 +79,7 @@ def measure_speed(path: Path, depth: int, requests: int, rounds: int) -> Row | N
     """Return milliseconds of a pass by data type; None beyond the length of the model."""
     steps = {}
     for dtype in DTYPES:
-        llm = load(path, dtype, 1.0)
+        llm = load(path, dtype, 2.0)
         if depth >= llm.config.max_length:
             return None
         steps[dtype] = make_step(llm, depth, requests)
@@ -91,7 +92,7 @@ def measure_losses(path: Path, tokens: int) -> tuple[list[Row], list[Bar]]:
     """Return bytes of a token and perplexity by data type, and their bars."""
     rows: list[Row] = []
     for dtype in DTYPES:
-        llm = load(path, dtype, 1.0)
+        llm = load(path, dtype, 2.0)
         size = slot_bytes(llm.config, llm.target.cache.keys[0].dtype)
         found = perplexity(llm, tokens)
         rise = found / rows[0]["perplexity"] - 1 if rows else 0.0
