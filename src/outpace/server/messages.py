@@ -458,7 +458,12 @@ class MessagesWriter(AnswerWriter):
         return format_event("message_start", message=message)
 
     def format_ping(self) -> str:
-        return format_event("ping")
+        ping = format_event("ping")
+        if self.blocks.blocks:
+            return ping
+        # Claude Code cancels an answer after 300 s in which it receives pings only.
+        delta = {"stop_reason": None, "stop_sequence": None}
+        return ping + format_event("message_delta", delta=delta, usage={"output_tokens": 0})
 
     def format_event(self, index: int, event: Event) -> str:
         return "".join(map(self.format_change, self.blocks.add_event(event)))
