@@ -395,6 +395,7 @@ def test_stored_prefixes_are_those_of_equal_weights_and_options(
         {"model": tuned},
         {"max_length": 64},
         {"dtype": "bfloat16"},
+        {"cache_dtype": "int8"},
         {"quantize": "int8"},
         {"attention": "dense"},
     ):

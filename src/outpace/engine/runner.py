@@ -167,7 +167,7 @@ class Runner:
             is_paired=self.config.kind is Kind.EAGLE,
             blank_states=None if self.config.delta is None else blank,
             store=store,
-            identity=f"{weights} {self.numerics}",
+            identity="" if store is None else f"{weights} {self.numerics}",
         )
 
     @property
