@@ -78,8 +78,8 @@ class PendingAnswer(Job):
         return PromptProgress(total, step.cached, total, milliseconds)
 
     def has_event(self, complete: bool) -> bool:
-        """Return whether progress is to be sent: if `complete`, also of reading the prompt."""
-        return self.has_text_event(complete) or (complete and self.has_progress)
+        """Return whether progress is to be sent: of reading the prompt, or of the answer."""
+        return self.has_text_event(complete) or self.has_progress
 
     @property
     def has_progress(self) -> bool:
