@@ -11,7 +11,6 @@ what the processor can do, not what a busy machine leaves.
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from ctypes import CDLL, c_long
 from dataclasses import dataclass
@@ -118,10 +117,11 @@ def measure(shape: Shape, rows: int, start: int, rounds: int, peak: tuple[CDLL, 
     }
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
+    """Measure each case and print it with the peak."""
     parser = arguments(__doc__, rounds=8)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     prepare(options)
     tables: dict[str, list[Row]] = {}
     bars: list[Bar] = []
@@ -147,4 +147,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

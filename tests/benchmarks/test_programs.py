@@ -41,6 +41,7 @@ def test_program_can_be_imported_and_has_help(name: str, run) -> None:
 
 SMOKES = [
     ("adapters", "--rounds 1 --requests 2 --tokens 4"),
+    ("attention", "--rounds 1 --shapes SmolLM2-135M"),
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("everyday", "--model tiny-ar --limit 1 --only prose"),
@@ -130,7 +131,7 @@ def test_real_text_goes_on_until_all_is_trained_and_measured(tmp_path: Path) -> 
 
 
 def test_every_program_is_run() -> None:
-    others = {"cpu_files", "real_text", "tool_choice", "vocabulary"}
+    others = {"cache_dtypes", "cpu_files", "real_text", "tool_choice", "vocabulary"}
     assert sorted({name for name, _ in SMOKES} | set(CLONES) | others) == PROGRAMS
 
 
