@@ -24,7 +24,8 @@ from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
 
 CHUNK_ROWS, CHUNK_HEADS = 12, 8
-"""Rows of a sequence and heads that read a page together; of fewer heads, more rows."""
+"""Rows of a sequence and heads that read a page together; of fewer heads, more rows. Their product
+is the most that attend.c holds (STATES)."""
 
 QUERY_DTYPES = torch.float32, torch.bfloat16
 

@@ -26,6 +26,10 @@
 #undef DOT
 #undef UNSIGNED_PAIRS
 #undef TIMES
+#undef LOW_PAIRS
+#undef HIGH_PAIRS
+#undef LOW_HALVES
+#undef HIGH_HALVES
 #undef BF16_DOT
 #undef LOOP
 #undef TILE

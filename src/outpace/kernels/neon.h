@@ -23,6 +23,10 @@
 #define STORE_BYTES(to, a) V(store_bytes)(to, a) /* of numbers from -128 to 127 */
 #define DOT(sum, codes, row) ((INTS)vdotq_s32((int32x4_t)(sum), (int8x16_t)(codes), (int8x16_t)(row)))
 #define TIMES(a, b) ((a) * (b))
+#define LOW_PAIRS(a, b) ((FLOATS)vzip1q_f32((float32x4_t)(a), (float32x4_t)(b)))
+#define HIGH_PAIRS(a, b) ((FLOATS)vzip2q_f32((float32x4_t)(a), (float32x4_t)(b)))
+#define LOW_HALVES(a, b) ((FLOATS)vcombine_f32(vget_low_f32((float32x4_t)(a)), vget_low_f32((float32x4_t)(b))))
+#define HIGH_HALVES(a, b) ((FLOATS)vcombine_f32(vget_high_f32((float32x4_t)(a)), vget_high_f32((float32x4_t)(b))))
 
 #include "vector.h"
 
@@ -39,11 +43,4 @@ INLINE void V(store_bytes)(void *to, INTS a) {
 }
 
 /* Exchange rows and columns of 4 registers. */
-INLINE void V(transpose)(FLOATS rows[LANES]) {
-    const float32x4x2_t ab = vtrnq_f32((float32x4_t)rows[0], (float32x4_t)rows[1]);
-    const float32x4x2_t cd = vtrnq_f32((float32x4_t)rows[2], (float32x4_t)rows[3]);
-    for (int at = 0; at < 2; at++) {
-        rows[at] = (FLOATS)vcombine_f32(vget_low_f32(ab.val[at]), vget_low_f32(cd.val[at]));
-        rows[at + 2] = (FLOATS)vcombine_f32(vget_high_f32(ab.val[at]), vget_high_f32(cd.val[at]));
-    }
-}
+INLINE void V(transpose)(FLOATS rows[LANES]) { V(transpose_blocks)(rows); }

@@ -8,6 +8,8 @@
    ALL_FLOATS and ALL_INTS broadcast a number. FMA(a, b, c) is a * b + c, and SQRT a root, rounded once.
    ROUND gives whole numbers, ties to even. LARGEST and TOTAL reduce the lanes. LOAD_HALVES and STORE_HALVES
    convert float16, LOAD_BFLOATS bfloat16, LOAD_BYTES, LOAD_SIGNED_BYTES and STORE_BYTES 8-bit numbers.
+   LOW_PAIRS(a, b) and HIGH_PAIRS(a, b) alternate the lanes of the first and last halves of blocks of four lanes;
+   LOW_HALVES(a, b) and HIGH_HALVES(a, b) join these halves.
    DOT(sum, codes, row) adds to each lane the products of four 8-bit codes with four signed ones of a row;
    SIGNED_CODES is 1 if it takes the codes as signed. TIMES multiplies numbers of 16 bits. */
 
@@ -66,6 +68,17 @@ INLINE INTS V(spread_ints)(const void *from) {
 
 /* Take each lane from `a` where the mask is -1, and from `b` where it is 0. */
 INLINE FLOATS V(select)(INTS mask, FLOATS a, FLOATS b) { return (FLOATS)((mask & (INTS)a) | (~mask & (INTS)b)); }
+
+/* Exchange rows and columns of each four registers, in each block of four lanes. */
+INLINE void V(transpose_blocks)(FLOATS rows[LANES]) {
+#pragma GCC unroll 4
+    for (int at = 0; at < LANES; at += 4) {
+        const FLOATS a = LOW_PAIRS(rows[at], rows[at + 1]), b = HIGH_PAIRS(rows[at], rows[at + 1]);
+        const FLOATS c = LOW_PAIRS(rows[at + 2], rows[at + 3]), d = HIGH_PAIRS(rows[at + 2], rows[at + 3]);
+        rows[at] = LOW_HALVES(a, c), rows[at + 1] = HIGH_HALVES(a, c);
+        rows[at + 2] = LOW_HALVES(b, d), rows[at + 3] = HIGH_HALVES(b, d);
+    }
+}
 
 /* Round to bfloat16, ties to even; NaN stays NaN. */
 INLINE void V(store_bfloats)(void *to, FLOATS numbers) {

@@ -29,6 +29,10 @@
 #define SIGNED_CODES 1
 #define DOT(sum, codes, row) ((sum) + V(add_pairs)(V(pairs)(codes, row)))
 #endif
+#define LOW_PAIRS(a, b) ((FLOATS)_mm256_unpacklo_ps(a, b))
+#define HIGH_PAIRS(a, b) ((FLOATS)_mm256_unpackhi_ps(a, b))
+#define LOW_HALVES(a, b) ((FLOATS)_mm256_shuffle_ps(a, b, 0x44))
+#define HIGH_HALVES(a, b) ((FLOATS)_mm256_shuffle_ps(a, b, 0xee))
 
 #include "vector.h"
 
@@ -69,19 +73,11 @@ INLINE void V(store_bytes)(void *to, INTS a) {
 
 /* Exchange rows and columns of 8 registers. */
 INLINE void V(transpose)(FLOATS rows[LANES]) {
-    FLOATS fours[LANES]; /* each half has four rows of a column */
-#pragma GCC unroll 2
-    for (int at = 0; at < LANES; at += 4) {
-        const FLOATS a = (FLOATS)_mm256_unpacklo_ps(rows[at], rows[at + 1]);
-        const FLOATS b = (FLOATS)_mm256_unpackhi_ps(rows[at], rows[at + 1]);
-        const FLOATS c = (FLOATS)_mm256_unpacklo_ps(rows[at + 2], rows[at + 3]);
-        const FLOATS d = (FLOATS)_mm256_unpackhi_ps(rows[at + 2], rows[at + 3]);
-        fours[at] = (FLOATS)_mm256_shuffle_ps(a, c, 0x44), fours[at + 1] = (FLOATS)_mm256_shuffle_ps(a, c, 0xee);
-        fours[at + 2] = (FLOATS)_mm256_shuffle_ps(b, d, 0x44), fours[at + 3] = (FLOATS)_mm256_shuffle_ps(b, d, 0xee);
-    }
+    V(transpose_blocks)(rows);
 #pragma GCC unroll 4
     for (int at = 0; at < 4; at++) {
-        rows[at] = (FLOATS)_mm256_permute2f128_ps(fours[at], fours[at + 4], 0x20);
-        rows[at + 4] = (FLOATS)_mm256_permute2f128_ps(fours[at], fours[at + 4], 0x31);
+        const FLOATS a = rows[at], b = rows[at + 4];
+        rows[at] = (FLOATS)_mm256_permute2f128_ps(a, b, 0x20);
+        rows[at + 4] = (FLOATS)_mm256_permute2f128_ps(a, b, 0x31);
     }
 }

@@ -21,27 +21,22 @@
 #define DOT(sum, codes, row) ((INTS)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(codes), (__m512i)(row)))
 #endif
 #define TIMES(a, b) ((INTS)_mm512_madd_epi16((__m512i)(a), (__m512i)(b))) /* of numbers of 16 bits */
+#define LOW_PAIRS(a, b) ((FLOATS)_mm512_unpacklo_ps(a, b))
+#define HIGH_PAIRS(a, b) ((FLOATS)_mm512_unpackhi_ps(a, b))
+#define LOW_HALVES(a, b) ((FLOATS)_mm512_shuffle_ps(a, b, 0x44))
+#define HIGH_HALVES(a, b) ((FLOATS)_mm512_shuffle_ps(a, b, 0xee))
 
 #include "vector.h"
 
 /* Exchange rows and columns of 16 registers. */
 INLINE void V(transpose)(FLOATS rows[LANES]) {
-    FLOATS fours[LANES]; /* each quarter has four rows of a column */
-#pragma GCC unroll 4
-    for (int at = 0; at < LANES; at += 4) {
-        const FLOATS a = (FLOATS)_mm512_unpacklo_ps(rows[at], rows[at + 1]);
-        const FLOATS b = (FLOATS)_mm512_unpackhi_ps(rows[at], rows[at + 1]);
-        const FLOATS c = (FLOATS)_mm512_unpacklo_ps(rows[at + 2], rows[at + 3]);
-        const FLOATS d = (FLOATS)_mm512_unpackhi_ps(rows[at + 2], rows[at + 3]);
-        fours[at] = (FLOATS)_mm512_shuffle_ps(a, c, 0x44), fours[at + 1] = (FLOATS)_mm512_shuffle_ps(a, c, 0xee);
-        fours[at + 2] = (FLOATS)_mm512_shuffle_ps(b, d, 0x44), fours[at + 3] = (FLOATS)_mm512_shuffle_ps(b, d, 0xee);
-    }
+    V(transpose_blocks)(rows);
 #pragma GCC unroll 4
     for (int at = 0; at < 4; at++) {
-        const FLOATS a = (FLOATS)_mm512_shuffle_f32x4(fours[at], fours[at + 4], 0x44);
-        const FLOATS b = (FLOATS)_mm512_shuffle_f32x4(fours[at], fours[at + 4], 0xee);
-        const FLOATS c = (FLOATS)_mm512_shuffle_f32x4(fours[at + 8], fours[at + 12], 0x44);
-        const FLOATS d = (FLOATS)_mm512_shuffle_f32x4(fours[at + 8], fours[at + 12], 0xee);
+        const FLOATS a = (FLOATS)_mm512_shuffle_f32x4(rows[at], rows[at + 4], 0x44);
+        const FLOATS b = (FLOATS)_mm512_shuffle_f32x4(rows[at], rows[at + 4], 0xee);
+        const FLOATS c = (FLOATS)_mm512_shuffle_f32x4(rows[at + 8], rows[at + 12], 0x44);
+        const FLOATS d = (FLOATS)_mm512_shuffle_f32x4(rows[at + 8], rows[at + 12], 0xee);
         rows[at] = (FLOATS)_mm512_shuffle_f32x4(a, c, 0x88), rows[at + 4] = (FLOATS)_mm512_shuffle_f32x4(a, c, 0xdd);
         rows[at + 8] = (FLOATS)_mm512_shuffle_f32x4(b, d, 0x88), rows[at + 12] = (FLOATS)_mm512_shuffle_f32x4(b, d, 0xdd);
     }
