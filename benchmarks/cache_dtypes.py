@@ -33,12 +33,12 @@ LOSSES = {"float16": 1e-3, "int8": 1e-2}
 """Most that the perplexity may rise, over that of float32."""
 
 
-def load(path: Path, dtype: str, cache_gib: float) -> LLM:
+def load(path: Path, dtype: str) -> LLM:
     return LLM(
         *(path, "autoregressive"),
         device="cpu",
         cache_dtype=dtype,
-        cache_gib=cache_gib,
+        cache_gib=2.0,
         prefix_cache=False,
     )
 
@@ -79,7 +79,7 @@ def measure_speed(path: Path, depth: int, requests: int, rounds: int) -> Row | N
     """Return milliseconds of a pass by data type; None beyond the length of the model."""
     steps = {}
     for dtype in DTYPES:
-        llm = load(path, dtype, 2.0)
+        llm = load(path, dtype)
         if depth >= llm.config.max_length:
             return None
         steps[dtype] = make_step(llm, depth, requests)
@@ -92,7 +92,7 @@ def measure_losses(path: Path, tokens: int) -> tuple[list[Row], list[Bar]]:
     """Return bytes of a token and perplexity by data type, and their bars."""
     rows: list[Row] = []
     for dtype in DTYPES:
-        llm = load(path, dtype, 2.0)
+        llm = load(path, dtype)
         size = slot_bytes(llm.config, llm.target.cache.keys[0].dtype)
         found = perplexity(llm, tokens)
         rise = found / rows[0]["perplexity"] - 1 if rows else 0.0

@@ -146,8 +146,8 @@ def by_hand(
     for row, (label, weight) in scored_rows(rows).items():
         targets = (1 - hard) * theirs[row].softmax(-1)
         targets[label] += hard
-        says = targets.clamp(min=1e-30).log() if full else ours[row].log_softmax(-1)
-        total -= weight * float((targets * says).sum())
+        logs = targets.clamp(min=1e-30).log() if full else ours[row].log_softmax(-1)
+        total -= weight * float((targets * logs).sum())
     return total
 
 

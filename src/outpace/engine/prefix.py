@@ -72,10 +72,9 @@ class PrefixCache:
         self.stats = PrefixStats()
 
     def count_cached(self, table: PageTable, start: int, text: Sequence[int]) -> int:
-        """Return how many slots from `start` on with this text are in the cache."""
-        return (
-            len(table.page_names) + len(self.find_names(table, start, text))
-        ) * PAGE_SIZE - start
+        """Return how many slots from `start` on with this text are in the cache, or now read."""
+        names = self.find_names(table, start, text, load=True)
+        return (len(table.page_names) + len(names)) * PAGE_SIZE - start
 
     def count_held(self, text: Sequence[int], adapter: str | None) -> int:
         """Return how many pages with the beginning of a text other tables hold."""

@@ -255,7 +255,6 @@ class Runner:
         if draft_cache is None:
             return 0
         draft_text = token_pairs(text) if draft_cache.is_paired else text
-        draft_cache.find_names(table, forward.start, draft_text, load=True)
         max_rows = min(max_rows, draft_cache.count_cached(table, forward.start, draft_text))
         if cached := self.prefix_cache.reuse_rows(forward.table, forward.start, text, max_rows):
             draft_cache.reuse_rows(table, forward.start, draft_text, cached)

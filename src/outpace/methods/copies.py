@@ -100,8 +100,9 @@ class CopyFinder:
         depend on the draft's; it is no cycle of the draft.
         """
         most = min(MAX_COPY_TOKENS, request.limit - len(request) - 1)
-        copied = request.forced_tokens or self.find_copy(request.ids, most)
-        if count and len(copied) < DRAFT_MATCH and not request.forced_tokens:
+        forced = request.forced_tokens
+        copied = forced or self.find_copy(request.ids, most)
+        if count and not forced and len(copied) < DRAFT_MATCH:
             return []
         if copied:
             request.cycle_length = None

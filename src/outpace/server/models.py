@@ -75,9 +75,9 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
         if folder is not None:
             Adapter(folder).read_updates()
     paths = {entry.path, *entry.further_models().values()}
-    configs = [Checkpoint(path).config for path in paths]
-    length = entry.max_length or Checkpoint(entry.path).config.max_length
-    slots = [slot_bytes(config, cache_dtype or dtype) for config in configs]
+    configs = {path: Checkpoint(path).config for path in paths}
+    length = entry.max_length or configs[entry.path].max_length
+    slots = [slot_bytes(config, cache_dtype or dtype) for config in configs.values()]
     check_memory(entry.cache_gib, entry.max_length, slots, device)
     caches = [cache_bytes(entry.cache_gib, device, context=length * size) for size in slots]
     is_measured = entry.cache_gib is None and device.type == "cuda"  # half of what is free then

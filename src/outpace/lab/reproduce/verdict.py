@@ -107,8 +107,12 @@ def judge(
         verdict, words = changed(claim, [before, *plain[1:]], [now, *plain[:1]], points)
         verdicts.append(verdict)
         findings.append(f"{now['setting']}: {words}" if now["setting"] else words)
-    worst = next(each for each in (UNTESTED, FAILS, SMALL, HOLDS) if each in verdicts)
-    return worst, "; ".join(findings)
+    return weakest(verdicts), "; ".join(findings)
+
+
+def weakest(verdicts: Sequence[str]) -> str:
+    """Return the verdict on a claim whose parts have these."""
+    return next(each for each in (UNTESTED, FAILS, SMALL, HOLDS) if each in verdicts)
 
 
 def select(line: Sequence[ResultRecord], setting: str) -> list[ResultRecord]:
@@ -237,7 +241,7 @@ def unbeaten(
 ) -> tuple[str, str]:
     """Judge whether no setting of the other line is as accurate and fast as one of this."""
     pairs = [(m, o, *stands(m, o, key)) for m in mine for o in other]
-    worst = next(v for v in (UNTESTED, FAILS, SMALL, HOLDS) if v in [each[2] for each in pairs])
+    worst = weakest([each[2] for each in pairs])
     found = [
         f"{m['setting']} over {o['setting'] or o['line']}: {words}".strip()
         for m, o, verdict, words in pairs
