@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ LOG = logging.getLogger(__name__)
 
 MAX_BYTES = 2**20
 """Most bytes of the file; the oldest entries are dropped, and a larger file is ignored."""
+
+CPU_FIELDS = "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features"
+"""Fields of Linux that distinguish processors, with x86 and Arm."""
 
 NETWORK_TYPES = {
     *("afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "gpfs"),
@@ -113,14 +117,22 @@ def check_place(path: Path) -> None:
 @cache
 def machine_name() -> str:
     """Return the first part of the name of each entry: processor and cores."""
-    return f"{cpu_model()}, {os.cpu_count()} cores: "
+    # Virtual machines give different processors one model name.
+    fields = read_cpu_fields()
+    details = sha256(repr([fields.get(name) for name in CPU_FIELDS]).encode()).hexdigest()[:8]
+    return f"{cpu_model()}, {details}, {os.cpu_count()} cores: "
 
 
 def cpu_model() -> str:
     """Return the model name of the CPU."""
+    return read_cpu_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def read_cpu_fields() -> dict[str, str]:
+    """Return what Linux lists of the first CPU."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    if not cpuinfo.is_file():
+        return {}
+    first = cpuinfo.read_text().partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -11,7 +11,7 @@ import pytest
 from helpers import tokens
 from outpace import LLM
 from outpace.decoding import Sampling
-from outpace.engine.controllers import MAX_CONTROLLERS, PassTimes, entry_name, read_points
+from outpace.engine.controllers import MAX_CONTROLLERS, StoredPassCosts, entry_name, read_entry
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.measurements import MeasurementFile
@@ -179,7 +179,7 @@ def test_number_of_controllers_is_bounded() -> None:
     assert len(engine.controllers) == MAX_CONTROLLERS
 
 
-# Times of passes that a later process starts from.
+# Costs of passes that a later process starts from.
 
 QUESTION = "Tom has 3 apples and buys 4 more. " * 3
 
@@ -195,42 +195,48 @@ def new_llm() -> LLM:
     return LLM("tiny-ar", Lookup(), cache_gib=0.01)
 
 
-def test_a_later_model_starts_from_stored_times(file: MeasurementFile) -> None:
+def test_a_later_model_starts_from_stored_costs(file: MeasurementFile) -> None:
     first = new_llm()
     (plain,) = first.generate(QUESTION, method=Autoregressive(), max_tokens=60)
     (cold,) = first.generate(QUESTION, max_tokens=60)
-    assert not [name for name in file.read_entries() if "pass times" in name]
+    assert not [name for name in file.read_entries() if "pass costs" in name]
     del first
     gc.collect()
-    (entry,) = [value for name, value in file.read_entries().items() if "pass times" in name]
-    assert entry["0"]
+    (entry,) = [value for name, value in file.read_entries().items() if "pass costs" in name]
+    assert min(entry["0/0"]["target"].values())[1] == 1
     later = new_llm()
     (warm,) = later.generate(QUESTION, max_tokens=60)
     (controller,) = later.engine.controllers.values()
-    load = controller.loads[0]
-    assert load.costs["target"].prior == read_points(entry)[0] and 1 in load.tried
+    load = controller.loads[0, 0]
+    assert load.costs["target"].prior in (read_entry(entry)[0, 0]["target"], {}) and load.due
     assert plain.ids == cold.ids == warm.ids
 
 
-def test_roles_share_the_times_of_a_model(file: MeasurementFile) -> None:
+def test_costs_of_other_models_or_processors_are_not_used(
+    file: MeasurementFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = new_llm()
     llm.generate(QUESTION, max_tokens=60)
-    llm.engine.controllers.store_times()
-    later = new_llm()
-    pairing = later.pair(Speculative(draft="tiny-aux"))
-    assert PassTimes(file).read_costs(pairing.runners)[0].keys() == {"target"}
-    assert len({entry_name(runner) for runner in pairing.runners.values()}) == 2
+    llm.engine.controllers.store_costs()
+    runners = llm.pair(Lookup()).runners
+    assert StoredPassCosts(file).read_costs(runners).keys() == {(0, 0)}
+    assert not StoredPassCosts(file).read_costs(llm.pair(Speculative(draft="tiny-aux")).runners)
+    monkeypatch.setattr("outpace.measurements.machine_name", lambda: "another processor: ")
+    assert not StoredPassCosts(file).read_costs(runners)
 
 
-def test_times_of_a_loaded_machine_are_not_kept(
+def test_costs_of_a_loaded_machine_are_not_kept(
     file: MeasurementFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = new_llm()
     llm.generate(QUESTION, max_tokens=60)
     for load, kept in ((os.cpu_count() or 1) * 2.0, False), (0.5, True):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
-        llm.engine.controllers.store_times()
-        assert any("pass times" in name for name in file.read_entries()) == kept
+        llm.engine.controllers.store_costs()
+        assert any("pass costs" in name for name in file.read_entries()) == kept
+
+
+VALID = {"target": {"2": [2.0, 1.0]}}
 
 
 @pytest.mark.parametrize(
@@ -238,17 +244,18 @@ def test_times_of_a_loaded_machine_are_not_kept(
     [
         None,
         [],
-        {"0": 3, "x": {"2": [2.0, 1.0]}, "-1": {"2": [2.0, 1.0]}, "1000": {}},
-        {"0": {"2": [2.0], "x": [2.0, 1.0], "3": [2.0, "1"], "²": [1.0, 1.0]}},
-        {"0": {"2": [2.0, float("nan")], "4": [float("inf"), 1.0], "6": [8.0, -1.0]}},
-        {"0": {"2": [2.0, float("inf")], "4": [1000.0, 1.0], "6": [8.0, 0.0]}},
+        {"0/0": 3, "0": VALID, "x/0": VALID, "-1/0": VALID, "1000/1": {}, "0/0/0": VALID},
+        {"0/0": {"draft": {"2": [2.0, 1.0]}}, "0/1": {**VALID, "draft": {}}, "0/2": {"target": 1}},
+        {"0/0": {"target": {"2": [2.0], "x": [2.0, 1.0], "3": [2.0, "1"], "²": [1.0, 1.0]}}},
+        {"0/0": {"target": {"2": [2.0, float("nan")], "4": [float("inf"), 1.0], "6": [8.0, -1.0]}}},
+        {"0/0": {"target": {"2": [2.0, float("inf")], "4": [1000.0, 1.0], "6": [8.0, 0.0]}}},
     ],
     ids=str,
 )
-def test_invalid_times_are_left_out(entry: object, file: MeasurementFile) -> None:
-    assert read_points(entry) == {}
+def test_invalid_costs_are_left_out(entry: object, file: MeasurementFile) -> None:
+    assert read_entry(entry) == {} and read_entry({"0/0": VALID})
     llm = new_llm()
-    file.write_entries({entry_name(llm.target): entry})
+    file.write_entries({entry_name(llm.pair(Lookup()).runners): entry})
     (output,) = llm.generate(QUESTION, max_tokens=30)
     (plain,) = llm.generate(QUESTION, method=Autoregressive(), max_tokens=30)
     assert output.ids == plain.ids

@@ -25,6 +25,7 @@ class Machine:
     chance: float = 0.8
     once: bool = True
     spikes: float = 0.0
+    context: int = 100
 
     def new_controller(self, values: Sequence[int] = range(1, MOST + 1)) -> PaceController:
         return PaceController(
@@ -50,7 +51,7 @@ class Machine:
     def run(self, pace: PaceController, cycles: int, requests: int = 1) -> list[int]:
         """Return the tokens proposed in each cycle, where all requests do the same."""
         rng, values = Random(0), []
-        pace.set_requests(requests)
+        pace.set_load(requests, self.context)
         for _ in range(cycles):
             value = pace.choose_length()
             for _ in range(self.drafts(value)):
@@ -75,6 +76,8 @@ EQUAL = Machine(chance=0.5, target=lambda rows: 40.0)
 PLAIN_CHEAPER = replace(EQUAL, target=lambda rows: 10.0 if rows == 1 else 40.0)
 SLOW_DRAFT = Machine(chance=0.87, draft=33.0, once=False, target=lambda rows: 98 + 5 * rows)
 ALONE = Machine(chance=0.9)
+LONG = Machine(chance=0.3, target=lambda rows: 10 + 8 * rows, context=20_000)
+BUSY = replace(ALONE, target=lambda rows: 10.0 if rows == 1 else 70.0)
 MANY = replace(ALONE, target=lambda rows: 16 * rows, draft=20.0)
 MACHINES = {
     "good draft": Machine(chance=0.95),
@@ -98,6 +101,13 @@ LOADS: dict[str, list[Phase]] = {
     ],
     "plain passes become cheaper": [(EQUAL, 1, 200, 0.95), (PLAIN_CHEAPER, 1, 1400, 0.95)],
     "more requests and fewer": [(ALONE, 1, 50, 0.9), (MANY, 16, 200, 0.9), (ALONE, 1, 50, 0.9)],
+    "a long context": [
+        (ALONE, 1, 100, 0.9),
+        (replace(ALONE, context=8000), 1, 60, 0.9),
+        (LONG, 1, 200, 0.95),
+        (ALONE, 1, 30, 0.95),
+        (replace(LONG, chance=1.0), 1, 1000, 0.95),
+    ],
     "a new load": [(MANY, 64, 500, 0.9), (ALONE, 1, 50, 0.9)],
 }
 
@@ -131,13 +141,23 @@ def test_speed_follows_a_change(name: str) -> None:
         assert machine.share(values[cycles // 2 :]) > least
 
 
-def test_stored_costs_are_used_and_corrected() -> None:
-    for past, now in ((EQUAL, PLAIN_CHEAPER), (PLAIN_CHEAPER, EQUAL), (EQUAL, EQUAL)):
-        before = past.new_controller()
-        past.run(before, 200)
-        values = now.run(PaceController(before.lengths, before.measured_costs), 400)
-        assert now.share(values[-100:]) > 0.95
-        assert past is not now or now.share(values[:16]) > 0.95
+@pytest.mark.parametrize(
+    ("past", "now", "at_once"),
+    [
+        (EQUAL, PLAIN_CHEAPER, 0.0),
+        (PLAIN_CHEAPER, EQUAL, 0.0),
+        (EQUAL, EQUAL, 0.95),
+        (EQUAL, replace(EQUAL, target=lambda rows: 120.0, draft=6.0), 0.95),  # in proportion
+        (BUSY, ALONE, 0.0),
+    ],
+)
+def test_stored_costs_are_used_and_corrected(past: Machine, now: Machine, at_once: float) -> None:
+    before = past.new_controller()
+    past.run(before, 200)
+    pace = PaceController(before.lengths, before.measured_ratios)
+    values = now.run(pace, 400)
+    assert now.share(values[-100:]) > 0.95 and now.share(values[:40]) > at_once
+    assert past is not BUSY or not pace.load.costs["target"].prior
 
 
 @pytest.mark.parametrize(
@@ -200,7 +220,7 @@ def test_many_requests_share_passes() -> None:
             pace.record_pass(model, part, fixed + per_row * part)
         return len(parts) * fixed + rows * per_row
 
-    pace.set_requests(requests)
+    pace.set_load(requests, 100)
     for cycle in range(2000):
         value = pace.choose_length()
         taken = run_passes("draft", 27 * requests, 2.0, 0.03) if value > 1 else 0.0

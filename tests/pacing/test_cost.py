@@ -44,6 +44,17 @@ def test_outliers_count_little() -> None:
     assert (once.seconds_at(2), once.seconds_at(100), once.is_cold) == (5, 250, False)
 
 
+def test_priors_are_scaled_by_measured_passes() -> None:
+    cost = PassCost(prior={1: (1, 1.0), 4: (4, 2.0), 16: (16, 3.0)})
+    for seconds in (40.0, 12.0, 10.0, 20.0, 20.0, 30.0):
+        cost.record_pass(4, seconds)
+    (level,) = cost.prior_levels
+    cost.set_level(level)
+    assert level == pytest.approx(cost.seconds_at(4) / 2) and level > 5
+    assert [cost.seconds_at(rows) for rows in (1, 16)] == pytest.approx([level, 3 * level])
+    assert cost.least_points == {1: (1, level), 4: (4, 10.0), 16: (16, 3 * level)}
+
+
 def test_only_few_rows_are_padded() -> None:
     cost = cost_of((1, 5.0), (12, 9.0), (32, 10.0), (96, 42.0))
     assert [cost.least_seconds_at(rows) for rows in (8, 64)] == pytest.approx([5, 26])

@@ -29,7 +29,7 @@ from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import DRAFT_KINDS, Kind, Request
 from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_memory, default_dtype, resolve_cache, slot_bytes
-from outpace.engine.controllers import ControllerTable, PassTimes
+from outpace.engine.controllers import ControllerTable, StoredPassCosts
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.graphs import make_recorder
 from outpace.engine.pairing import ASSUMED_CONCURRENCY, MethodSelector, Pairing
@@ -108,7 +108,9 @@ class LLM:
         if max_rows is None:
             max_rows = 512 if self.device.type == "cpu" else 2048
         sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
-        self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
+        self.engine = Engine(
+            **sizes, pace=pace, pass_costs=StoredPassCosts(MeasurementFile.of_user())
+        )
         self.finish = finalize(self.engine, finish_engine, self.engine.controllers, self.store)
         self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
@@ -480,7 +482,7 @@ LLM.__doc__ = f"{LLM.__doc__}\n{document_options(LoadOptions)}"
 
 def finish_engine(controllers: ControllerTable, store: PrefixStore | None) -> None:
     """Store what later processes use: measured times, and prefixes."""
-    controllers.store_times()
+    controllers.store_costs()
     if store is not None:
         store.close()
 

@@ -42,8 +42,8 @@ class Pace(Protocol):
     paused_until: int
     """Cycle before which a request that does not draft requests no new length."""
 
-    def set_requests(self, requests: int) -> None:
-        """Set the number of running requests."""
+    def set_load(self, requests: int, context: int) -> None:
+        """Set the number of running requests, and their mean tokens with those of prompts."""
 
     def record_pass(self, model: str, rows: int, seconds: float) -> None:
         """Record a pass of a model: its rows and seconds."""

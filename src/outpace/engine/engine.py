@@ -14,7 +14,7 @@ import torch
 
 from outpace.decoding import Prediction
 from outpace.engine.cache import CacheFullError
-from outpace.engine.controllers import ControllerTable, PassTimes
+from outpace.engine.controllers import ControllerTable, StoredPassCosts
 from outpace.engine.job import DecodingError, Job, is_device_lost
 from outpace.engine.pack import ScheduledForward
 from outpace.engine.prefix import PrefixStats
@@ -42,7 +42,7 @@ class Engine:
         max_sequences: most requests that run at a time; others queue in order of arrival.
         pace: with "auto", a controller chooses how parallel the methods are.
         clock: time source of the controller, in seconds.
-        pass_times: stored times of passes, from which the controllers start.
+        pass_costs: stored costs of passes, from which the controllers start.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Engine:
         max_sequences: int = 256,
         pace: Pacing = "off",
         clock: Callable[[], float] = time.perf_counter,
-        pass_times: PassTimes | None = None,
+        pass_costs: StoredPassCosts | None = None,
     ) -> None:
         check_value("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
@@ -63,7 +63,7 @@ class Engine:
         self.running: list[Job] = []
         self.pace = pace
         self.clock = clock
-        self.controllers = ControllerTable(pass_times)
+        self.controllers = ControllerTable(pass_costs)
         self.turn_counter = count()
         self.needs_recovery = False
         self.is_async = False
@@ -108,9 +108,7 @@ class Engine:
         if runner is not None:
             runner.report = report
             measured = (
-                self.controllers.pass_controllers(work, len(self.running))
-                if self.controllers
-                else ()
+                self.controllers.pass_controllers(work, self.load) if self.controllers else ()
             )
             launched = self.launch_pass(runner, work)
             self.run_callbacks()
@@ -169,13 +167,20 @@ class Engine:
     def admit_jobs(self) -> None:
         """Admit jobs and start their methods, once all that are admitted together are counted."""
         while admitted := self.reserve_queued():
+            load = self.load
             for job in admitted:
                 if not job.has_ended:
                     if (pace := job.pace) is not None:
-                        pace.set_requests(len(self.running))
+                        pace.set_load(*load)
                     self.advance_job(job, None)
                 if job.has_ended and job in self.running:
                     self.finish_job(job)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number of running requests, and their mean tokens with those of prompts."""
+        requests = max(len(self.running), 1)
+        return requests, sum(map(len, self.running)) // requests
 
     def reserve_queued(self) -> list[Job]:
         """Reserve memory for queued jobs, in order; return all admitted jobs not started yet.

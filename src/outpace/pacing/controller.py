@@ -6,14 +6,15 @@ that does not run cannot be measured, so it is tried from time to time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 from math import log2
 from operator import mul
 from sys import maxsize
 
 from outpace.decoding.draft_length import CyclePasses, LengthRange
-from outpace.pacing.cost import PassCost, StoredCosts
+from outpace.pacing.cost import CONTEXT_LIMITS, CostPoints, LoadKey, PassCost, StoredCosts
 from outpace.pacing.load import MAX_PATIENCE, MIN_PATIENCE, Backlog, BacklogSum, LoadState
 
 PRIOR, PRIOR_WEIGHT = 0.75, 3
@@ -106,12 +107,12 @@ A longer window estimates a shorter one with an error of about that much.
 class PaceController:
     """Controls the draft length of one method for all of its requests.
 
-    The engine reports the number of running requests and the time of every pass; a request reports
-    the tokens of every cycle.
+    The engine reports the running requests, their context and the time of every pass; a request
+    reports the tokens of every cycle.
     """
 
     # A pass waits for its slowest request, so either all requests draft or none. Each load (number
-    # of requests) therefore has one state, which moves along its cycles like this:
+    # of requests and their context) therefore has one state, which moves along its cycles:
     #
     #     warm up     review     review       due                 until
     #   ──────────────┬──────────┬────────────┬───────────────────┬──────────> cycles
@@ -130,7 +131,7 @@ class PaceController:
     #   explores  the trial is of a number that never ran: it is shorter, and leaves `due` in place
 
     def __init__(self, lengths: LengthRange, stored: StoredCosts | None = None) -> None:
-        self.lengths, self.stored = lengths, stored or {}
+        self.lengths = lengths
         self.least, *self.others = lengths.values
         rows = [
             rows for role, rows, _ in lengths.passes(self.least, self.least) if role == "target"
@@ -140,53 +141,50 @@ class PaceController:
         self.acceptance = Acceptance(nested=lengths.nested)
         self.backlog = BacklogSum()
         self.cycles = self.paused_until = 0
-        self.loads = dict[int, LoadState]()
-        self.load, self.requests = self.find_load(0), 1
+        self.loads = {key: self.load_from_ratios(ratios) for key, ratios in (stored or {}).items()}
+        self.load, self.requests = self.find_load((0, 0)), 1
         self.plain_passes = 0
         """Consecutive plain passes of the target."""
 
-    def set_requests(self, requests: int) -> None:
-        """Set the number of running requests; a new load starts from the costs of the nearest."""
-        if requests == self.requests:
-            return
+    def set_load(self, requests: int, context: int) -> None:
+        """Set the number of running requests and their mean tokens, prompts included."""
         self.requests = requests
-        if self.load is not (load := self.find_load(round(log2(requests)))):
+        load = self.find_load((round(log2(requests)), bisect_left(CONTEXT_LIMITS, context)))
+        if self.load is not load:
             self.load, self.paused_until = load, 0
 
-    def find_load(self, key: int) -> LoadState:
-        """Return the state of a load; a new one starts from costs that were stored."""
-        # Then drafting begins at once. Otherwise it starts from those of the nearest load.
-        if key in self.loads:
-            return self.loads[key]
+    def load_from_ratios(self, ratios: Mapping[str, CostPoints]) -> LoadState:
+        """Return the state of a load from ratios that an earlier process stored."""
         most = self.lengths.values[-1]
-        costs = (
-            {role: PassCost(prior=dict(points)) for role, points in self.stored[key].items()}
-            if key in self.stored
-            else {}
+        load = LoadState(
+            most, {role: PassCost(prior=dict(points)) for role, points in ratios.items()}
         )
-        roles = {role for role, _, times in self.lengths.passes(most, most) if times}
-        load = LoadState(most, costs)
-        if roles <= costs.keys():
-            # As after a trial of plain decoding, which the stored costs replace.
-            load.tried[self.least], load.patience = self.cycles, MIN_PATIENCE
-            load.due = self.cycles + load.patience
-        elif self.loads:
-            nearest = self.loads[min(self.loads, key=lambda other: abs(other - key))]
-            load.costs = {role: cost.as_prior() for role, cost in nearest.costs.items()}
-        self.loads[key] = load
+        if {role for role, _, times in self.lengths.passes(most, most) if times} <= ratios.keys():
+            # As after a trial of plain decoding, which the ratios replace: drafting begins at once.
+            load.tried[self.least] = 0
+            load.due = load.patience = MIN_PATIENCE
         return load
 
+    def find_load(self, key: LoadKey) -> LoadState:
+        """Return the state of a load; a new one starts from the nearest that was measured."""
+        if key not in self.loads:
+            nearest = min(
+                (other for other, load in self.loads.items() if load.costs),
+                key=lambda other: (abs(other[0] - key[0]), abs(other[1] - key[1])),
+                default=None,
+            )
+            self.loads[key] = (
+                LoadState(self.lengths.values[-1])
+                if nearest is None
+                else self.loads[nearest].as_guess()
+            )
+        return self.loads[key]
+
     @property
-    def measured_costs(self) -> StoredCosts:
-        """Seconds of passes by load, role and rows, for later controllers."""
-        return {
-            key: {
-                role: cost.curve_points
-                for role, cost in load.costs.items()
-                if cost.means and not cost.is_cold
-            }
-            for key, load in self.loads.items()
-        }
+    def measured_ratios(self) -> StoredCosts:
+        """Costs that were measured, as ratios, for later controllers."""
+        ratios = {key: load.least_ratios for key, load in self.loads.items()}
+        return {key: by_role for key, by_role in ratios.items() if by_role}
 
     def record_pass(self, model: str, rows: int, seconds: float) -> None:
         """Record a pass; plain ones count once they are warm, or where nothing is measured."""
@@ -237,6 +235,7 @@ class PaceController:
 
     def review_choice(self, load: LoadState) -> None:
         """Choose the best number at a load, begin or end a trial, and set the next decision."""
+        load.scale_priors()
         most, load.review = self.expected_passes(self.lengths.values[-1]), self.cycles + 1
         if not self.others:
             load.review = maxsize

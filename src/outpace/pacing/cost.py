@@ -11,8 +11,14 @@ from math import inf, log2
 CostPoints = Mapping[int, tuple[float, float]]
 """Rows and seconds of passes, by the step of the rows (`step_of`)."""
 
-StoredCosts = Mapping[int, Mapping[str, CostPoints]]
-"""Costs by load, the rounded binary logarithm of the running requests, and by role."""
+LoadKey = tuple[int, int]
+"""Rounded binary logarithm of the running requests, and the bucket of their mean context."""
+
+StoredCosts = Mapping[LoadKey, Mapping[str, CostPoints]]
+"""Costs by load and role, as ratios to the shortest pass of the target at that load."""
+
+CONTEXT_LIMITS = 1024, 4096, 16384
+"""Most tokens of a context in each bucket but the last: attention makes rows dearer."""
 
 AVERAGED_PASSES, MINIMUM_PASSES = 64, 4
 """Passes of similar length that are averaged, and those whose minimum is used.
@@ -46,8 +52,11 @@ class PassCost:
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
     """Number of passes, their mean rows and seconds, by step."""
     prior: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Rows and seconds of passes at another load, by step. They are shifted by the mean difference
-    to the passes measured at this load."""
+    """Rows and seconds of passes at another load, or ratios of an earlier process, by step."""
+    level: float = 1.0
+    """Factor of the prior, by the passes measured at this load."""
+    minima: dict[int, float] = field(default_factory=dict)
+    """Least seconds of passes, by step: other programs only slow them down."""
     curve: tuple[Sequence[float], Sequence[float]] | None = None
     """See `rising_curve`; None after new passes."""
 
@@ -59,6 +68,7 @@ class PassCost:
         else:
             mean += (min(seconds, OUTLIER_FACTOR * mean) - mean) / (count + 1)
         length += (rows - length) / (count + 1)
+        self.minima[key] = min(self.minima.get(key, inf), seconds)
         self.means[key] = min(count + 1, AVERAGED_PASSES), length, mean
 
     @property
@@ -70,23 +80,48 @@ class PassCost:
     def curve_points(self) -> dict[int, tuple[float, float]]:
         """Rows and seconds of passes, by step."""
         # Priors are raised to at least the seconds of shorter passes at this load.
-        measured = {
+        measured = self.measured_points
+        scaled = {
+            key: (
+                length,
+                max([mean * self.level, *(m for k, (_, m) in measured.items() if k < key)]),
+            )
+            for key, (length, mean) in self.prior.items()
+        }
+        return scaled | measured
+
+    @property
+    def measured_points(self) -> dict[int, tuple[float, float]]:
+        return {
             key: (length, mean)
             for key, (count, length, mean) in self.means.items()
             if count > 1 or self.is_cold
         }
-        differences = [
-            measured[key][1] - self.prior[key][1] for key in measured.keys() & self.prior.keys()
-        ]
-        shift = sum(differences) / max(len(differences), 1)
-        shifted = {
-            key: (length, max(0.0, mean + shift, *(m for k, (_, m) in measured.items() if k < key)))
-            for key, (length, mean) in self.prior.items()
+
+    @property
+    def least_points(self) -> dict[int, tuple[float, float]]:
+        """Rows and least seconds of passes, by step."""
+        return {
+            key: (length, self.minima.get(key, mean))
+            for key, (length, mean) in self.curve_points.items()
         }
-        return shifted | measured
+
+    @property
+    def prior_levels(self) -> list[float]:
+        """Measured seconds over those of the prior, of each step that has both."""
+        measured, prior = self.measured_points, self.prior
+        return [measured[k][1] / prior[k][1] for k in measured.keys() & prior.keys() if prior[k][1]]
 
     def as_prior(self) -> PassCost:
         return PassCost(prior={} if self.is_cold else self.curve_points)
+
+    def without_prior(self) -> PassCost:
+        return PassCost(self.means, minima=self.minima)
+
+    def set_level(self, level: float) -> None:
+        """Set the factor of the prior."""
+        if level != self.level:
+            self.level, self.curve = level, None
 
     def reset_weight(self, rows: float) -> None:
         """Let the next passes of about this length count as much as all before."""
@@ -123,8 +158,10 @@ class PassCost:
     @property
     def seconds_per_row(self) -> float:
         """Seconds per row of the longest passes."""
-        points = {key: (length, mean) for key, (_, length, mean) in self.means.items()}
-        length, mean = max((points or self.prior).values())
+        if not self.means:
+            length, mean = max(self.prior.values())
+            return self.level * mean / length
+        _, length, mean = self.means[max(self.means)]
         return mean / length
 
     def covers(self, rows: float) -> bool:

@@ -1,11 +1,12 @@
-"""Measurements of the controller for one number of running requests, and the drafts' backlog."""
+"""Measurements of the controller at one load, and the drafts' backlog."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from outpace.decoding.draft_length import CyclePasses
-from outpace.pacing.cost import PassCost
+from outpace.pacing.cost import CostPoints, PassCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,13 @@ Trials therefore take a tenth of the first cycles, and less than a hundredth in 
 """
 
 
+CLEAR_DIFFERENCE = 1.25
+"""Factor between passes at which their prior is dropped; equal passes differ by about 5 %."""
+
+
 @dataclass(slots=True)
 class LoadState:
-    """State for one number of running requests, rounded to a power of two."""
+    """State for one number of running requests, as a power of two, and one bucket of contexts."""
 
     value: int
     costs: dict[str, PassCost] = field(default_factory=dict)
@@ -85,6 +90,45 @@ class LoadState:
     """Last cycle in which each number was chosen or tried."""
     plain_cycle: int = -1
     """Last cycle in which a warm plain pass was measured, -1 for none."""
+
+    def as_guess(self) -> LoadState:
+        """Return the state from which another load starts: the same choice, and costs as priors."""
+        costs = {role: cost.as_prior() for role, cost in self.costs.items()}
+        return LoadState(self.value, costs, self.gain, self.wait_gain, self.read, self.reread)
+
+    def scale_priors(self) -> None:
+        """Scale all priors by the passes measured here, or drop them where these contradict."""
+        if not (levels := self.prior_levels):
+            return
+        if max(levels) > CLEAR_DIFFERENCE * min(levels):
+            self.costs = {role: cost.without_prior() for role, cost in self.costs.items()}
+            self.tried.clear()
+            self.due = 0
+            return
+        for cost in self.costs.values():
+            cost.set_level(fmean(levels))
+
+    @property
+    def prior_levels(self) -> list[float]:
+        """Measured seconds over those of the priors, of all roles."""
+        return [level for cost in self.costs.values() for level in cost.prior_levels]
+
+    @property
+    def least_ratios(self) -> dict[str, CostPoints]:
+        """Least costs by role, over the target's shortest pass; none before priors are scaled."""
+        costs = {
+            role: cost.least_points
+            for role, cost in self.costs.items()
+            if cost.means and not cost.is_cold
+        }
+        if any(cost.prior for cost in self.costs.values()) and not self.prior_levels:
+            return {}
+        _, unit = min(costs.get("target", {}).values(), default=(0, 0.0))
+        return {
+            role: {step: (rows, seconds / unit) for step, (rows, seconds) in points.items()}
+            for role, points in costs.items()
+            if unit
+        }
 
     def extend_patience(self) -> None:
         """Double the cycles until the next trial."""
