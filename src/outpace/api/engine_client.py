@@ -392,7 +392,7 @@ class PendingRequest:
             self.steps += event.steps
             if event.output is not None:
                 event.output.steps.extend(self.steps)
-                self.model.written_answers.add(self.prompt, event.output.ids)
+                self.model.written_answers.add(self.prompt, event.output)
                 self.result = event.output
                 self.release_place()
             if self.event is None:
