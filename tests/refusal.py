@@ -10,8 +10,9 @@ from outpace import OptionError
 
 @contextmanager
 def refuses(param: str) -> Iterator[None]:
-    """Expect an `OptionError` of `param`, whose text begins with the same name."""
+    """Expect an `OptionError` of `param`, whose text begins with the same name, once."""
     with pytest.raises(OptionError) as refused:
         yield
     assert refused.value.param == param
     assert str(refused.value).startswith(param)
+    assert not refused.value.reason.startswith(f"{param}:")

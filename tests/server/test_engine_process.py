@@ -87,7 +87,8 @@ def merged(text: str) -> tuple[list[Any], list[Any]]:
 
 METHODS = [
     ("tiny-ar", "autoregressive", {}),
-    ("tiny-ar", "dflash", {"options": {"tokens": 8}}),
+    # `serve` decodes with the draft by default, and then with copies.
+    ("tiny-ar", "dflash", {"options": {"tokens": 8, "lookup": False}}),
     ("tiny-dream", "apd", {}),
     ("tiny-dream", "fast_dllm", {"provisional": True}),
     ("tiny-wedlm", "wedlm", {"provisional": True}),

@@ -307,7 +307,7 @@ class Compiler:
                 rule = key.rule
                 if rule[0] in HOLE_AUTOMATA or isinstance(error, OptionError):
                     raise  # `InfillConstraint` adds the name of the hole
-                raise OptionError(*rule, f"{rule[0]}: {error}") from error
+                raise OptionError(*rule, str(error)) from error
             with self.lock:
                 self.compiled_rules[key] = found
                 sizes = sum(cached_size(*each) for each in self.compiled_rules.items())
