@@ -10,14 +10,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from helpers import VOCAB, causal_model, dense, extending_draft, feature_draft
+from helpers import VOCAB, causal_model, dense, extending_draft, feature_draft, needs_packed_loops
 from outpace import LLM
 from outpace.checkpoints.checkpoint import translate_config
-from outpace.checkpoints.load import load_draft, save_model
+from outpace.checkpoints.compress import compress_checkpoint
+from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.methods import DFlash, Eagle, Method
 from outpace.models.draft import DFlashDraft, Draft
-from outpace.models.extending import EagleDraft
+from outpace.models.extending import EagleDraft, build_draft_model
+from outpace.models.int8 import is_quantized
+from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
 from speculator_configs import LAYER, LISTED, dflash, eagle
 
@@ -168,8 +171,9 @@ def test_eagle_follows_its_fields(
 @torch.inference_mode()
 @pytest.mark.parametrize("tokens", [SOME, [*range(VOCAB)]], ids=["some", "all"])
 @pytest.mark.parametrize("windows", ["full", "causal", "both ways"])
+@pytest.mark.parametrize("borrows", [False, True])
 def test_dflash_equals_the_plain_draft(
-    tokens: list[int], windows: str, target: Transformer, tmp_path: Path
+    tokens: list[int], windows: str, borrows: bool, target: Transformer, tmp_path: Path
 ) -> None:
     layer: dict[str, Any] = {}
     if windows != "full":
@@ -181,9 +185,10 @@ def test_dflash_equals_the_plain_draft(
     save_model(plain, tmp_path / "plain", dtype=torch.float32)
     assert target.unembedding is not None
     tensors = translated(target, tmp_path / "plain")
-    tensors["lm_head.weight"] = target.unembedding.weight[tokens].clone()
+    if not borrows:
+        tensors["lm_head.weight"] = target.unembedding.weight[tokens].clone()
     reduced = len(tokens) < VOCAB
-    config = dflash(layer, draft_vocab_size=len(tokens))
+    config = dflash(layer, draft_vocab_size=len(tokens), target_head=borrows)
     config["sliding_window_non_causal"] = windows == "both ways"
     tensors |= tables(tokens) if reduced else {}
     folder = written(tmp_path / "draft", config, tensors)
@@ -203,6 +208,31 @@ def test_dflash_equals_the_plain_draft(
         assert reduced or mine.forwards == theirs.forwards
     save_model(ours, tmp_path / "again", dtype=torch.float32)
     assert load_draft(tmp_path / "again", target).config == ours.config
+    assert load_file(tmp_path / "again" / WEIGHTS).keys() | {"embed_tokens.weight"} == {*tensors}
+
+
+@needs_packed_loops
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_a_quantized_head_have_its_bits(tied: bool, quantize: str, tmp_path: Path) -> None:
+    model = causal_model(tie_word_embeddings=tied, intermediate_size=64)
+    save_model(model, tmp_path / "target", dtype=torch.float32)
+    fields = dflash(draft_vocab_size=len(SOME), target_head=True, target_fingerprint="f8da")
+    config = translate_config(fields)
+    draft = build_draft_model(config, model)
+    draft.set_head_tokens(torch.tensor(SOME))
+    save_model(draft, tmp_path / "plain", dtype=torch.float32)
+    compress_checkpoint(tmp_path / "plain", tmp_path / "draft", target=tmp_path / "target")
+    target = load_model(tmp_path / "target", quantize=quantize)
+    for folder in ("plain", "draft"):
+        loaded, rows = load_draft(tmp_path / folder, target), torch.randn(5, 32)
+        assert is_quantized(loaded.unembedding)
+        assert torch.equal(loaded.head_logits(rows), target.compute_logits(rows)[:, SOME])
+        assert "lm_head.weight" not in load_file(tmp_path / folder / WEIGHTS)
+    with pytest.raises(ValueError, match=f"f8da: its vocabulary is {VOCAB}, .* {VOCAB + 1}"):
+        load_draft(tmp_path / "draft", causal_model(vocab_size=VOCAB + 1))
+    with pytest.raises(ValueError, match="tensor_parallel: DFlash.* has rows"):
+        ModelShard(0, 2).shard_config(config)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +242,8 @@ def test_dflash_equals_the_plain_draft(
         ("model_type", eagle({"model_type": None})),
         ("num_hidden_layers", eagle({"num_hidden_layers": 2})),
         ("draft_vocab_size", eagle({"vocab_size": 8})),
+        ("target_head", dflash(target_head=1)),
+        ("target_fingerprint", dflash(target_fingerprint=7)),
         ("hidden_act", eagle({"hidden_act": "gelu"})),
         ("layer_types", eagle({"layer_types": ["sliding_attention"]})),
         ("hidden_size", eagle(hidden_size=48)),

@@ -15,6 +15,7 @@ from outpace.kernels.packed import (
     bind_packed_product,
     dequantize_packed,
     pack_matrix,
+    select_packed_rows,
     unpack_rows,
 )
 from packing import dequantized, multiplied, pack_blocks, random_blocks, rows_of
@@ -40,6 +41,17 @@ def test_packing_is_lossless(name: str, size: tuple[int, int]) -> None:
     blocks = random_blocks(name, outputs, inputs)
     found = unpack_rows(pack_blocks(name, blocks), torch.arange(outputs))
     assert np.array_equal(found.numpy(), dequantized(name, blocks))
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_selected_rows_have_the_bits_of_the_whole(name: str) -> None:
+    inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
+    packed, x = pack_blocks(name, random_blocks(name, 37, inputs)), random_rows(3, inputs)
+    numbers = torch.tensor([36, 0, 17, 17, *range(5, 30), 16, 15, 3])
+    some = select_packed_rows(packed, numbers)
+    assert torch.equal(dequantize_packed(some), dequantize_packed(packed)[numbers])
+    whole = bind_packed_product(packed)(x)
+    assert torch.equal(bind_packed_product(some)(x), whole[:, numbers])
 
 
 def test_every_float16_is_a_scale() -> None:

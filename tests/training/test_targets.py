@@ -34,7 +34,8 @@ OWN_HEAD: dict[str, Any] = {
         if name not in ("architectures", "block_size", "dflash_config", "num_target_layers")
     },
 }
-DRAFTS = {"dflash": DFLASH, "own head": OWN_HEAD, "eagle": EAGLE}
+BORROWED: dict[str, Any] = {**OWN_HEAD, "target_head": True}
+DRAFTS = {"dflash": DFLASH, "own head": OWN_HEAD, "target's head": BORROWED, "eagle": EAGLE}
 
 needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this machine has no int8 products")
 
@@ -87,7 +88,7 @@ def test_losses_are_those_of_the_dequantized_target(
     assert first == whole[:2] and again == whole
 
 
-@pytest.mark.parametrize("name", ["own head", "eagle"])
+@pytest.mark.parametrize("name", ["own head", "target's head", "eagle"])
 def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) -> None:
     settings = recipe(tmp_path, name, "out")
     trainer = settings.build_trainer()
@@ -106,6 +107,8 @@ def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) 
     trained = train(tmp_path, name, "out", 2)
     loaded = load_draft(tmp_path / "out" / "export", load_model("tiny-aux"))
     assert torch.equal(loaded.head_tokens, tokens) and all(0 < loss < 20 for loss in trained)
+    assert torch.equal(loaded.unembedding.weight, rows) == (name == "target's head")
+    assert (loaded.config.target_fingerprint is None) == (name != "target's head")
 
 
 def test_a_token_that_the_head_does_not_cover_has_no_loss(tmp_path: Path) -> None:

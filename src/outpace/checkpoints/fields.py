@@ -167,6 +167,7 @@ few = parser_of(Annotated[int, Bounds(1, MAX_PUBLISHED_COUNT)])
 index = parser_of(Annotated[int, Bounds(0, MAX_PUBLISHED_SIZE - 1)])
 number = parser_of(Annotated[float, Bounds(0, 1e18, above=True, below=True)])
 flag = parser_of(bool)
+text = parser_of(str)
 mapping = parser_of(dict[str, Any])
 
 

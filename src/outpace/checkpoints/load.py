@@ -98,7 +98,9 @@ def build_draft(
             f"{str(checkpoint)!r} is not a draft that reads features: its architecture is "
             f"{config.architecture}"
         )
-    return build_model(lambda sizes: build_draft_model(sizes, target), checkpoint, config, form)
+    draft = build_model(lambda sizes: build_draft_model(sizes, target), checkpoint, config, form)
+    draft.borrow_rows(plain=form.plain)
+    return draft
 
 
 def build_model(

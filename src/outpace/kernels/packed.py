@@ -49,6 +49,26 @@ INPUT_MULTIPLES = {
 FOUR_BITS = frozenset(BLOCK_FORMATS[name] for name in ("Q4_0", "Q4_1", "Q4_K", "INT4"))
 """Type numbers of the formats with codes of 4 bits."""
 
+TILE_OUTPUTS = 16
+"""Outputs of a tile."""
+
+RUN_BYTES = {
+    BLOCK_FORMATS[name]: (*head, *(*scales, *[4] * bits) * blocks)
+    for name, head, scales, bits, blocks in (
+        ("Q4_0", (2,), (), 4, 1),
+        ("Q4_1", (2, 2), (), 4, 1),
+        ("Q5_0", (2,), (), 5, 1),
+        ("Q5_1", (2, 2), (), 5, 1),
+        ("Q8_0", (2,), (), 8, 1),
+        ("Q4_K", (2, 2), (1, 1), 4, 8),
+        ("Q5_K", (2, 2), (1, 1), 5, 8),
+        ("Q6_K", (2,), (1, 1), 6, 8),
+        ("INT4", (2, 1), (), 4, 1),
+    )
+}
+"""Bytes of an output in each run of a tile: scale and minimum, then the codes of blocks in words,
+each after its integer scales (blocks.h)."""
+
 RowAddresses = NDArray[np.uint64]
 """Memory addresses of a matrix's rows."""
 
@@ -147,6 +167,23 @@ def unpack_rows(matrix: PackedMatrix, numbers: Tensor) -> Tensor:
         if low < 0 or high >= matrix.outputs:
             raise ValueError(f"numbers must be below {matrix.outputs}, got {low} to {high}")
     return unpack_part(matrix, 0, numbers)
+
+
+def select_packed_rows(matrix: PackedMatrix, numbers: Tensor) -> PackedMatrix:
+    """Return some rows of a matrix with one part, by index `i64[n]`, in the same format."""
+    ((kind, outputs, _),) = matrix.parts
+    runs, count = RUN_BYTES[kind], len(numbers)
+    shape = matrix.inputs // INPUT_MULTIPLES[kind], TILE_OUTPUTS * sum(runs)
+    tiles = allocate_bytes(-(-count // TILE_OUTPUTS) * shape[0] * shape[1]).zero_()
+    size = -(-outputs // TILE_OUTPUTS) * shape[0] * shape[1]
+    old, new = (each.numpy().reshape(-1, *shape) for each in (matrix.tiles[:size], tiles))
+    source, target = (np.divmod(each, TILE_OUTPUTS) for each in (numbers.numpy(), np.arange(count)))
+    end = 0
+    for width in runs:
+        begin, end = end, end + TILE_OUTPUTS * width
+        words, own = (each[..., begin:end].view(f"u{width}") for each in (old, new))
+        own[target[0], :, target[1]] = words[source[0], :, source[1]]
+    return PackedMatrix(tiles, matrix.inputs, ((kind, count, 0),), matrix.order)
 
 
 def unpack_part(matrix: PackedMatrix, part: int, numbers: Tensor) -> Tensor:

@@ -249,6 +249,10 @@ class ModelConfig:
     """Vocabulary size of a draft with a separate head; 0 for the target's head."""
     own_embedding: bool = False
     """Whether a draft has a separate embedding."""
+    target_head: bool = False
+    """Whether a draft's head is rows of its target's, which its file does not have."""
+    target_fingerprint: str | None = None
+    """Digest of the weights of the target whose rows a draft was trained with, if it is stored."""
     copies_tables: bool = False
     """Whether a draft's embedding and head are copies of its target's, which are not trained."""
     norm_features: bool = False

@@ -5,8 +5,9 @@ Shapes: T rows, C context rows, D draft vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,18 @@ from torch import Tensor, nn
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
+from outpace.models.packed import DenseState, build_linear, select_rows
 from outpace.models.transformer import Block, Embedding, Stack, Transformer
+
+LOG = logging.getLogger(__name__)
 
 
 class Draft(Stack):
     """Layers on the fused features of a target, whose embedding and head they may borrow.
 
-    Borrowed parts are neither trained nor saved with the draft. A separate head covers the
-    `draft_vocab` tokens listed in `d2t`; `t2d` marks these tokens. Raises `ValueError` if draft and
-    target do not match.
+    Borrowed parts are neither trained nor saved with the draft. A separate head, or rows of the
+    target's, cover the `draft_vocab` tokens listed in `d2t`; `t2d` marks these tokens. Raises
+    `ValueError` if draft and target do not match.
     """
 
     d2t: Tensor
@@ -36,14 +40,17 @@ class Draft(Stack):
         own = config.own_embedding
         self.embedding = Embedding(config.vocab, config.dim) if own else None
         self.fusion = nn.Linear(config.feature_size, config.dim, bias=False)
-        self.unembedding: nn.Linear | None = None
+        self.unembedding: nn.Module | None = None
+        if config.target_head:
+            self.register_state_dict_post_hook(drop_head)  # type: ignore[no-untyped-call]
 
     def make_head(self) -> None:
         """Create the separate head, if it has one, and the tables of its vocabulary."""
         config = self.config
         if not config.draft_vocab:
             return
-        self.unembedding = nn.Linear(config.dim, config.draft_vocab, bias=False)
+        if not config.target_head:
+            self.unembedding = nn.Linear(config.dim, config.draft_vocab, bias=False)
         if config.draft_vocab < config.vocab:
             in_head = torch.arange(config.vocab) < config.draft_vocab
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
@@ -62,6 +69,18 @@ class Draft(Stack):
         logits = logits.float()
         every = logits.new_full((*logits.shape[:-1], self.config.vocab), BANNED_LOGIT)
         return every.index_copy_(-1, tokens, logits)
+
+    def borrow_rows(self, *, plain: bool = False) -> None:
+        """Select the rows of the target's head that are the draft's; `plain` dequantizes them."""
+        if not self.config.target_head or (tokens := self.head_tokens) is None:
+            return
+        target = self.lender[0]
+        head = select_rows(target.head, tokens)
+        if plain and isinstance(head, DenseState):
+            head = build_linear(head.dense_weight().to(target.norm.weight.dtype))
+        self.unembedding = head
+        size = sum(parameter.nbytes for parameter in head.parameters()) / 1e6
+        LOG.info("%d rows of the target's head, %.0f MB, are the draft's", len(tokens), size)
 
     @property
     def head_tokens(self) -> Tensor | None:
@@ -85,8 +104,8 @@ class Draft(Stack):
 
     def head_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., D]` of hidden states `[..., dim]`, of the head's tokens only."""
-        if self.unembedding is None:
-            return self.lender[0].compute_logits(hidden)
+        if self.unembedding is None or self.config.target_head:
+            return self.lender[0].compute_logits(hidden, self.unembedding)
         logits: Tensor = self.unembedding(hidden)
         return logits
 
@@ -106,6 +125,11 @@ class Draft(Stack):
             raise ValueError(
                 "t2d must list the same tokens as d2t: the tables belong to two drafts"
             )
+
+
+def drop_head(draft: Draft, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Leave out rows of the target's head of a draft's state."""
+    state.pop(f"{prefix}unembedding.weight", None)
 
 
 class BlockDraft(Draft):
@@ -194,9 +218,10 @@ def check_draft_pair(draft: ModelConfig, target: ModelConfig) -> None:
         ("depth of the target", draft.target_layers or target.layers, target.layers),
     ):
         if ours != theirs:
+            found = draft.target_fingerprint
+            name = "another target" if found is None else f"the target of fingerprint {found}"
             raise ValueError(
-                f"the draft was trained for another target: its {what} is {ours}, "
-                f"the target's is {theirs}"
+                f"the draft was trained for {name}: its {what} is {ours}, the target's is {theirs}"
             )
     if bad := [layer for layer in draft.feature_layers if layer >= target.layers]:
         raise ValueError(

@@ -54,8 +54,13 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
         rows = slice(first, first + step)
         part = weight[rows].float()
         scale[rows] = part.abs().amax(-1).clamp_(min=MIN_ROW_PEAK).div_(MAX_CODE)
-        codes[rows] = (part / scale[rows, None]).round_().to(torch.int8)
+        codes[rows] = to_codes(part, scale[rows])
     return codes, scale
+
+
+def to_codes(rows: Tensor, scale: Tensor) -> Tensor:
+    """Return codes `i8[out, in]` of rows `f32[out, in]` by the scale of each, `f32[out]`."""
+    return (rows / scale[:, None]).round_().to(torch.int8)
 
 
 class Int8Linear(nn.Linear, DenseState):
@@ -90,6 +95,10 @@ class Int8Linear(nn.Linear, DenseState):
         units.fill_diagonal_(ZERO_CODE + 1)
         return multiply_blocks(units, self.matrix, self.scale).T.contiguous()
 
+    def select_rows(self, numbers: Tensor) -> nn.Module:
+        scale = self.scale[numbers]
+        return Int8Linear(to_codes(self.dense_weight()[numbers], scale), scale)
+
 
 class Int8Embedding(Embedding, DenseState):
     """An int8 embedding for inference, with a scale per token."""
@@ -121,6 +130,10 @@ class Int8Embedding(Embedding, DenseState):
 
     def dense_weight(self) -> Tensor:
         return self.dequantize_rows(torch.arange(self.num_embeddings))
+
+    def select_rows(self, numbers: Tensor) -> nn.Module:
+        scale = self.scale[numbers]
+        return Int8Embedding(to_codes(self.dequantize_rows(numbers), scale), scale, self.dtype)
 
 
 QUANTIZABLE_MODULES = nn.Linear, Embedding

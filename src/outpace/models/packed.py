@@ -19,6 +19,7 @@ from outpace.kernels.packed import (
     bind_packed_product,
     dequantize_packed,
     find_packed_loop,
+    select_packed_rows,
     unpack_rows,
 )
 from outpace.models.transformer import Embedding
@@ -38,12 +39,31 @@ def has_packed_products() -> bool:
     return False
 
 
+def build_linear(weight: Tensor) -> nn.Linear:
+    """Return a linear layer with a frozen weight `[out, in]` and no bias."""
+    linear = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
+
+
+def select_rows(head: nn.Module, numbers: Tensor) -> nn.Module:
+    """Return a head with some rows of a head or tied embedding, by index, in the same format."""
+    if isinstance(head, DenseState):
+        return head.select_rows(numbers)
+    weight = head.get_parameter("weight").detach()
+    return build_linear(weight[numbers.to(weight.device)])
+
+
 class DenseState(nn.Module, ABC):
     """A module whose weight is stored in another form and saved row by row."""
 
     @abstractmethod
     def dense_weight(self) -> Tensor:
         """Return the matrix `[out, in]` that the stored form represents."""
+
+    def select_rows(self, numbers: Tensor) -> nn.Module:
+        """Return a module with some outputs of this one, by index `i64[n]`."""
+        return build_linear(self.dense_weight()[numbers])
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -68,6 +88,9 @@ class PackedLinear(nn.Linear, DenseState):
     def dense_weight(self) -> Tensor:
         return dequantize_packed(self.matrix)
 
+    def select_rows(self, numbers: Tensor) -> nn.Module:
+        return PackedLinear(select_packed_rows(self.matrix, numbers))
+
 
 class PackedEmbedding(Embedding, DenseState):
     """An embedding for inference in its block format, whose bytes also serve a tied head."""
@@ -85,6 +108,9 @@ class PackedEmbedding(Embedding, DenseState):
 
     def dense_weight(self) -> Tensor:
         return dequantize_packed(self.matrix)
+
+    def select_rows(self, numbers: Tensor) -> nn.Module:
+        return PackedEmbedding(select_packed_rows(self.matrix, numbers), self.dtype)
 
 
 PACKED_MODULES = PackedLinear, PackedEmbedding

@@ -41,6 +41,7 @@ class ModelShard:
             "dense layers beside experts": whole.dense_layers,
             "a shared MLP": whole.shared_mlp,
             "experts with biases": whole.experts and whole.mlp_bias,
+            "rows of its target's head": whole.target_head and whole.draft_vocab < whole.vocab,
             f"the layers of a {whole.kind.value}": alone,
         }
         if found := next((name for name, part in parts.items() if part), None):

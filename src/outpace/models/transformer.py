@@ -358,8 +358,18 @@ class Transformer(Stack):
             return [()] * len(self.blocks)
         return [(each,) for each in self.embeddings(ids, x).unbind(1)]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        head = self.embedding.compute_logits if self.unembedding is None else self.unembedding
-        logits: Tensor = head(hidden)
+    @property
+    def head(self) -> nn.Module:
+        """The head, or the embedding that it is tied to."""
+        return self.embedding if self.unembedding is None else self.unembedding
+
+    def compute_logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
+        """Return logits `[..., n]` of hidden states `[..., dim]`, by default of the whole head.
+
+        `head` has some of its rows, see `select_rows`.
+        """
+        head = self.head if head is None else head
+        multiply = head.compute_logits if isinstance(head, Embedding) else head
+        logits: Tensor = multiply(hidden)
         cap = self.config.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from outpace.checkpoints.fingerprint import digest_weights
 from outpace.checkpoints.hub import resolve_checkpoint
 from outpace.field_types import check_names, read_section
 from outpace.models.device import DTYPES
@@ -57,9 +58,13 @@ def choose_vocabulary(draft: Draft, examples: Examples, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(tokens) + "\n")
     draft.set_head_tokens(torch.tensor(tokens))
+    if draft.config.target_head:
+        draft.borrow_rows(plain=True)
+        return
     assert draft.unembedding is not None
     with torch.no_grad():
-        draft.unembedding.weight.copy_(head_rows(draft.lender[0], torch.tensor(tokens)))
+        rows = head_rows(draft.lender[0], torch.tensor(tokens))
+        draft.unembedding.get_parameter("weight").copy_(rows)
 
 
 def frequent_tokens(examples: Examples, count: int, vocab: int) -> list[int]:
@@ -173,7 +178,10 @@ class Recipe:
         begun: Transformer | Draft
         if model.target is not None:
             others["target"] = target = weights.load_target(model.target, dtype, self.target_format)
-            begun = weights.build_draft(model.init, model.config, target, self.train.seed)
+            published = dict(model.config)
+            if published.get("target_head"):
+                published["target_fingerprint"] = digest_weights(model.target)
+            begun = weights.build_draft(model.init, published, target, self.train.seed)
             if model.init is None:
                 self.choose_vocabulary(begun, target)
             weights.make_borrowed_head_dense(begun, target)

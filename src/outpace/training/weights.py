@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.checkpoints.checkpoint import family_of, translate_config
 from outpace.checkpoints.families import FAMILIES
@@ -18,7 +18,7 @@ from outpace.models.attention import Attention, rotate_heads
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
-from outpace.models.packed import DenseState
+from outpace.models.packed import DenseState, build_linear, select_rows
 from outpace.models.transformer import Embedding, Stack, Transformer
 
 
@@ -122,24 +122,23 @@ def copy_tables(draft: Draft) -> None:
     (target,), tokens = draft.lender, torch.arange(draft.config.vocab)
     assert draft.embedding is not None and draft.unembedding is not None
     draft.embedding.weight.copy_(target.embedding(tokens))
-    draft.unembedding.weight.copy_(head_rows(target, tokens))
+    draft.unembedding.get_parameter("weight").copy_(head_rows(target, tokens))
 
 
 def head_rows(target: Transformer, tokens: Tensor) -> Tensor:
     """Return the rows `f32[n, dim]` of a target's head for tokens `i64[n]`."""
-    head = target.unembedding
-    if head is None:
+    if target.unembedding is None:
         return target.embedding(tokens).float()
-    weight = head.dense_weight() if isinstance(head, DenseState) else head.get_parameter("weight")
-    return weight[tokens].float()
+    rows = select_rows(target.unembedding, tokens)
+    weight = rows.dense_weight() if isinstance(rows, DenseState) else rows.get_parameter("weight")
+    return weight.float()
 
 
 def mark_trainable(model: Stack) -> None:
-    """Let gradients be computed for all weights but a draft's copies of its target's tables."""
+    """Let gradients be computed for all weights but a draft's rows of its target's tables."""
     model.requires_grad_(True)
-    if isinstance(model, Draft) and model.config.copies_tables:
-        for table in (model.embedding, model.unembedding):
-            assert table is not None
+    if isinstance(model, Draft) and (model.config.copies_tables or model.config.target_head):
+        for table in filter(None, (model.embedding, model.unembedding)):
             table.requires_grad_(False)
 
 
@@ -162,13 +161,13 @@ def make_borrowed_head_dense(draft: Draft, target: Transformer) -> None:
     # Compiled products have no gradient, and the loss of such a draft is computed by this head.
     if draft.unembedding is not None:
         return
-    head = target.embedding if target.unembedding is None else target.unembedding
+    head = target.head
     if not isinstance(head, DenseState):
         return
-    weight = nn.Parameter(head.dense_weight().to(target.norm.weight.dtype), requires_grad=False)
-    outputs, inputs = weight.shape
+    weight = head.dense_weight().to(target.norm.weight.dtype)
     if target.unembedding is None:
+        outputs, inputs = weight.shape
         target.embedding = Embedding(outputs, inputs, _weight=weight)
+        target.embedding.requires_grad_(False)
     else:
-        target.unembedding = nn.Linear(inputs, outputs, bias=False, device="meta")
-        target.unembedding.weight = weight
+        target.unembedding = build_linear(weight)

@@ -18,6 +18,7 @@ from outpace.checkpoints.fields import (
     merge_fields,
     parse_value,
     some_indices,
+    text,
 )
 from outpace.decoding.target import Kind
 
@@ -34,7 +35,11 @@ LAYER_TYPES = {"llama": False, "qwen3": True}
 """Types of layers, and whether their queries and keys are normed."""
 SPECULATOR_LAYERS = field("aux_hidden_state_layer_ids", some_indices)
 SPECULATOR_IGNORED = {*EAGLE.ignored, "max_anchors", "speculators_version"}
-DRAFT_VOCABULARY = {"draft_vocab": field("draft_vocab_size", count, 32_000)}
+DRAFT_VOCABULARY = {
+    "draft_vocab": field("draft_vocab_size", count, 32_000),
+    "target_head": field("target_head", flag, False),
+    "target_fingerprint": field("target_fingerprint", text, None),
+}
 
 
 def flatten_speculator(published: Fields) -> Fields:
