@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from outpace.checkpoints.load import load_model
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
 from outpace.training import weights
-from outpace.training.optim import Optim
+from outpace.training.optim import Optim, WideMuon
 from runs import trainer
 
 
@@ -79,6 +80,24 @@ def test_rate_rises_stays_and_falls() -> None:
     assert rates[5:10] == [1.0] * 5
     assert rates[-1] == pytest.approx(1 / 11, abs=1e-3)
     assert sorted(rates[10:], reverse=True) == rates[10:]
+
+
+@pytest.mark.parametrize("shape", [(12, 30), (30, 12)])
+def test_muon_equals_that_of_pytorch_up_to_rounding(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outpace.training.optim.computes_bfloat16", lambda device: False)
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    both = [torch.nn.Parameter(torch.ones(shape)) for _ in range(2)]
+    ours, theirs = WideMuon(both[:1], **settings), Muon(both[1:], **settings)
+    for _ in range(3):
+        gradient = torch.randn(shape)
+        for parameter, optimizer in zip(both, (ours, theirs), strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        assert torch.equal(parameter.grad, gradient)
+    torch.testing.assert_close(*both, atol=4e-3, rtol=0)
+    assert not torch.allclose(both[0], torch.ones(shape), atol=0.1)
 
 
 def test_muon_takes_the_matrices_of_the_blocks_only() -> None:

@@ -4,15 +4,57 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from outpace.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_fields
+from outpace.models.device import computes_bfloat16
 
 HEADS = ("unembedding", "transition", "acceptance")
 """Output heads of models and drafts: of tokens, of tokens after a token, and of acceptance."""
+
+
+class WideMuon(Muon):
+    """Muon with products in float32 on a processor without those in bfloat16."""
+
+    # There products in bfloat16 take 26 times as long: 8 seconds per step for a matrix of 576 by
+    # 2,880, on one core of an AMD EPYC (Zen 3).
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if computes_bfloat16(self.param_groups[0]["params"][0].device):
+            return super().step(closure)  # type: ignore[no-untyped-call]
+        for group in self.param_groups:
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                state, momentum = self.state[parameter], group["momentum"]
+                buffer = state.setdefault("momentum_buffer", torch.zeros_like(parameter.grad))
+                buffer.lerp_(parameter.grad, 1 - momentum)
+                update = orthogonalize(
+                    parameter.grad.lerp(buffer, momentum),
+                    group["ns_coefficients"],
+                    group["ns_steps"],
+                )
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                # As large as AdamW's.
+                parameter.add_(update, alpha=-0.2 * group["lr"] * max(parameter.shape) ** 0.5)
+        return None
+
+
+def orthogonalize(matrix: Tensor, weights: tuple[float, float, float], steps: int) -> Tensor:
+    """Move the singular values of a matrix towards 1 by Newton-Schulz iterations."""
+    linear, cubic, quintic = weights
+    wide = matrix if len(matrix) <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = wide @ wide.T
+        wide = torch.addmm(
+            wide, torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic), wide, beta=linear
+        )
+    return wide if len(matrix) <= matrix.shape[1] else wide.T
+
 
 Momentum = Annotated[float, Bounds(0, 1, below=True)]
 
@@ -71,7 +113,7 @@ class Optim:
         optimizers: list[Optimizer] = [AdamW(used, lr=self.lr, betas=self.betas)] if used else []
         if matrices:
             optimizers.append(
-                Muon(
+                WideMuon(
                     matrices,
                     lr=self.lr,
                     weight_decay=self.weight_decay,
