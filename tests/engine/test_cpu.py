@@ -4,9 +4,12 @@ import copy
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from ctypes import CFUNCTYPE, c_size_t, c_void_p
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, get_ident
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from torch import Tensor
 
 from helpers import published, whole
 from outpace.checkpoints.load import save_model
-from outpace.decoding import Kind
+from outpace.decoding import Forward, Kind
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.cpu import (
     FAST_LAYOUTS,
     MLP_CHUNK_ROWS,
@@ -24,7 +28,10 @@ from outpace.engine.cpu import (
     pack_model,
     unpack_model,
 )
+from outpace.engine.pack import ScheduledForward
+from outpace.engine.runner import Runner
 from outpace.kernels import matmul, tiles
+from outpace.kernels.loader import load_library, thread_count
 from outpace.kernels.matmul import (
     LAYOUTS,
     MIN_PADDED_ROWS,
@@ -32,6 +39,7 @@ from outpace.kernels.matmul import (
     bind_product,
     has_layout,
     is_batch_invariant,
+    is_tiled,
 )
 from outpace.kernels.tiles import RowProduct
 from outpace.models.config import ModelConfig
@@ -88,6 +96,45 @@ def test_results_are_unchanged(machine: None, bidirectional: bool, rows: int) ->
     ids = list(range(rows))
     before, after = (whole(m, ids, causal=not bidirectional) for m in (plain, laid_out))
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+def test_torch_runs_alone_while_its_threads_are_late(machine: None) -> None:
+    library, caller, entered = load_library(), get_ident(), Event()
+    if library is None:
+        pytest.skip("this machine has no compiled loops")
+
+    @CFUNCTYPE(None, c_void_p, c_size_t)
+    def arrive_late(_context: object, _number: int) -> None:
+        if get_ident() == caller:
+            entered.wait(1)  # else this thread would take both numbers
+        else:
+            entered.set()
+            time.sleep(0.02)
+
+    runner = Runner("tiny", model(bidirectional=False), slots=PAGE_SIZE)
+    table, counts = runner.reserve(PAGE_SIZE), []
+    assert table is not None
+
+    def report(_size: float) -> None:
+        if not counts:
+            library.run_parallel(2, 2, None, arrive_late)
+        counts.append((torch.get_num_threads(), thread_count(2**40)))
+
+    runner.cache.extend(table, 3)
+    runner.report = report
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runner.run_pass(
+            [ScheduledForward.from_forward(Forward(ids=[1, 2, 3], start=0), table, runner.config)]
+        )
+        counts.append((torch.get_num_threads(), thread_count(2**40)))
+    finally:
+        torch.set_num_threads(threads)
+    assert {*counts[:-1]} == {(1 if runner.has_compiled_products else 2, 2)}
+    assert counts[-1] == (2, 2)
+    linear = [each for each in runner.model.modules() if isinstance(each, torch.nn.Linear)]
+    assert runner.has_compiled_products == all(is_tiled(each.weight) for each in linear)
 
 
 @pytest.fixture

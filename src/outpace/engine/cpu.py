@@ -220,6 +220,12 @@ def pack_tied_head(model: Transformer, fast: bool) -> None:
         weight.data = to_columns(weight.data)
 
 
+def has_compiled_products(model: Stack) -> bool:
+    """Return whether PyTorch multiplies none of a model's matrices: all are in tiles."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return bool(linear) and all(module.weight.dim() != 2 for module in linear)
+
+
 def unpack_model(model: Stack) -> None:
     """Restore every original module, and every parameter's usual layout."""
     restore_modules(model)

@@ -18,7 +18,7 @@ from outpace.decoding.processor import BANNED_LOGIT, find_top_tokens
 from outpace.decoding.sampling import GroupReader
 from outpace.engine.adapters import PassAdapters
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable, count_pages
-from outpace.engine.cpu import pack_model
+from outpace.engine.cpu import has_compiled_products, pack_model
 from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
 from outpace.engine.pack import PackedPass, ReadGroup, ScheduledForward, TransferBuffer, pack_pass
@@ -34,7 +34,7 @@ from outpace.engine.readout import (
     chain_reader,
 )
 from outpace.engine.recurrent import RecurrentPass, blank_states
-from outpace.kernels.loader import library_digest
+from outpace.kernels.loader import library_digest, spare_openmp
 from outpace.measurements import cpu_model
 from outpace.models.adapted import ModelUpdates
 from outpace.models.attention import Attend
@@ -120,6 +120,7 @@ class Runner:
         """Whether all logits are converted to float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         pack_model(model)
+        self.has_compiled_products = has_compiled_products(model)
         if compile:
             compile_layers(model)
         self.cache = PagedCache(
@@ -272,7 +273,10 @@ class Runner:
         packed = pack_pass(forwards, self.buffer, self.backend)
         computing = time.perf_counter()
         wanted = {layer for forward in forwards for layer in forward.layers}
-        with nullcontext() if self.adapters is None else self.adapters.apply_to(forwards):
+        with (
+            spare_openmp() if self.has_compiled_products else nullcontext(),
+            nullcontext() if self.adapters is None else self.adapters.apply_to(forwards),
+        ):
             hidden, captured = self.run_model(packed, wanted)
             for forward in forwards:
                 forward.table.written = max(forward.table.written, forward.end)

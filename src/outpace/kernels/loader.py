@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ctypes import CDLL, c_int, c_long, c_void_p
 from enum import IntEnum
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from threading import local
 
 import torch
 from torch import Tensor
@@ -84,6 +85,8 @@ def load_library() -> CDLL | None:
     loaded.outpace_attend.restype = None
     loaded.outpace_recur.argtypes = [c_void_p]
     loaded.outpace_recur.restype = None
+    loaded.outpace_spare_openmp.argtypes = [c_int]
+    loaded.outpace_spare_openmp.restype = None
     log_missing_instructions([isa for isa in Isa if loaded.outpace_has_isa(isa)])
     return loaded
 
@@ -114,6 +117,30 @@ def has_isa(isa: Isa) -> bool:
     return loaded is not None and bool(loaded.outpace_has_isa(isa))
 
 
+class PassThreads(local):
+    """Threads of compiled kernels in this thread's pass; 0 outside: as many as PyTorch has."""
+
+    count = 0
+
+
+PASS = PassThreads()
+
+
+@contextmanager
+def spare_openmp() -> Iterator[None]:
+    """Run PyTorch's operators on this thread alone while OpenMP's threads are late (parallel.c)."""
+    loaded = load_library()
+    assert loaded is not None
+    outer = PASS.count
+    PASS.count = outer or torch.get_num_threads()
+    loaded.outpace_spare_openmp(PASS.count)
+    try:
+        yield
+    finally:
+        PASS.count = outer
+        loaded.outpace_spare_openmp(outer)
+
+
 def thread_count(work: int) -> int:
-    """Return the number of threads for `work` multiplications, at most PyTorch's."""
-    return min(torch.get_num_threads(), 1 + work // THREAD_WORK)
+    """Return the number of threads for `work` multiplications, at most those of the pass."""
+    return min(PASS.count or torch.get_num_threads(), 1 + work // THREAD_WORK)

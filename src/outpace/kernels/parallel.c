@@ -6,8 +6,10 @@
    OpenMP joins all threads at the end of a call. If another program has the processor of one, each of the
    hundreds of calls in a pass waits for milliseconds until that thread runs again. For the pool, a call is
    over when all numbers are finished: a thread that did not run in the meantime has missed it. But while
-   PyTorch's threads look out for work, those of the pool share processors with them. So the pool runs calls
-   for a while after a thread of OpenMP was late, and all of them where there is no OpenMP. */
+   PyTorch's threads look out for work, for milliseconds after each operator, those of the pool share
+   processors with them. So the pool runs calls for a while after a thread of OpenMP was late, and all of them
+   where there is no OpenMP. Meanwhile PyTorch's operators run on the caller's thread alone, in passes that
+   spare OpenMP. */
 
 #include "parallel.h"
 #include "isa.h"
@@ -169,6 +171,7 @@ static void run_with_pool(int threads) {
 /* OpenMP of GCC; LLVM's and Intel's libraries have the same functions. NULL where none is loaded. */
 __attribute__((weak)) void GOMP_parallel(void (*run)(void *), void *context, unsigned threads, unsigned flags);
 __attribute__((weak)) int omp_get_thread_num(void);
+__attribute__((weak)) void omp_set_num_threads(int threads);
 
 /* The share of one of OpenMP's threads, and the caller's time at its end. */
 struct share {
@@ -191,15 +194,30 @@ static int run_with_openmp(int threads) {
     return read_clock() - share.finished > LATE + share.finished - begin;
 }
 
+static _Atomic int64_t detour_end;
+static _Thread_local int spared; /* threads of OpenMP before the caller's pass, if that spares them; or 0 */
+
 /* Run a call, which holds the mutex `caller`. */
 static void run_call(int threads) {
-    static int64_t detour_end;
     if (GOMP_parallel && read_clock() >= detour_end) {
-        if (run_with_openmp(threads)) detour_end = read_clock() + DETOUR;
+        if (run_with_openmp(threads)) {
+            detour_end = read_clock() + DETOUR;
+            if (spared) omp_set_num_threads(1);
+        }
         return;
     }
     if (started < threads) start_threads(threads);
     run_with_pool(threads);
+}
+
+/* Begin a pass of this thread, which has `threads` of OpenMP and spares them while they are late; 0 ends it. */
+void outpace_spare_openmp(int threads) {
+    if (!omp_set_num_threads) return;
+    if (!threads)
+        omp_set_num_threads(spared);
+    else if (read_clock() < detour_end)
+        omp_set_num_threads(1);
+    spared = threads;
 }
 
 void run_parallel(long count, int threads, void *context, void (*task)(void *, size_t)) {
@@ -218,5 +236,9 @@ void run_parallel(long count, int threads, void *context, void (*task)(void *, s
     run_call(threads);
     pthread_mutex_unlock(&caller);
 }
+
+#else
+
+void outpace_spare_openmp(int threads) {}
 
 #endif

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.kernels.loader import THREAD_WORK, Isa, allocate_bytes, has_isa, load_library
+from outpace.kernels.loader import PASS, THREAD_WORK, Isa, allocate_bytes, has_isa, load_library
 
 TILE_OUTPUTS, UNIT_BYTES = 16, 4
 """Outputs of a tile, and bytes of a unit of a row."""
@@ -164,7 +164,7 @@ def bind_tile_product(
         x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=dtype)
         count = x.numel() // inputs
         # Inlined from `loader.thread_count` to save a call per product and token.
-        threads = min(torch.get_num_threads(), 1 + count * work // THREAD_WORK)
+        threads = min(PASS.count or torch.get_num_threads(), 1 + count * work // THREAD_WORK)
         if not loaded.outpace_multiply(
             *loop,
             x.data_ptr(),
