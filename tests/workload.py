@@ -339,7 +339,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         ratio=rng.choice([0.0, 0.4, 0.8, 1.0]),
         window=rng.choice(SIZES),
         lookahead=rng.choice(SIZES),
-        coupling=rng.choice(["gumbel", "argmax"]),
+        coupling=rng.choice(["gumbel", "independent", "argmax"]),
     ),
     Lookup: lambda rng: Lookup(tokens=rng.randint(1, 8), match=rng.randint(1, 3)),
     Speculative: lambda rng: Speculative(

@@ -115,14 +115,15 @@ def test_length_range_counts_recomputed_rows(window: int) -> None:
 def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
     sampling = Sampling(temperature=0.9, top_p=0.8, seed=3)
     answers = [guess(4, 5, 6, 7, 8, 9), [0, 0, 0, 0, 0], guess(5, 6, 7, 8, 9), [6, 7, 8, 9]]
-    for coupling, expected in (("gumbel", sampling), ("argmax", Sampling())):
+    ways = (("gumbel", sampling, 1), ("independent", sampling, -2), ("argmax", Sampling(), 1))
+    for coupling, expected, step in ways:
         forwards = script(
             APD(verifier="v", coupling=coupling), sequence(sampling=sampling), answers
         )
         proposed, checked = forwards[2].read, forwards[3].read
         assert isinstance(proposed, Sample) and isinstance(checked, Mixture)
         assert (proposed.sampling, proposed.step, proposed.keep) == (sampling, 1, True)
-        assert (checked.sampling, checked.step) == (expected, 1)
+        assert (checked.sampling, checked.step) == (expected, step)
         assert torch.equal(checked.guess, one_hot([6, 7, 8, 9]))
 
 
@@ -138,6 +139,17 @@ def targets(
     """Return tokens that the verifier's read draws from the mixture."""
     mixture = Mixture(guess=guess, ratio=ratio, sampling=sampling, step=step)
     return Mixture.make_reader([mixture], [slots], CPU)(checked, slice(0, len(slots))).tokens
+
+
+def test_shared_noise_agrees_more_often_than_independent_noise() -> None:
+    logits, sampling = random_logits(0, 2000), Sampling(temperature=0.5, seed=1)
+    proposed = proposals(logits, sampling, range(2000), 3)
+    shared, other = (
+        (targets(logits, logits, 0.5, sampling, range(2000), step) == proposed).float().mean()
+        for step in (3, -4)
+    )
+    chance = (logits / 0.5).softmax(-1).square().sum(-1).mean()
+    assert shared == 1 and abs(other - chance) < 0.03
 
 
 def random_logits(seed: int, rows: int, vocab: int = 12) -> Tensor:

@@ -143,7 +143,7 @@ def test_left_to_right(
 @pytest.mark.parametrize("ratio", [0.0, 0.4, 0.8, 1.0])
 @pytest.mark.parametrize("window", [None, 1, 3, 16])
 @pytest.mark.parametrize("lookahead", [None, 1, 2, 6])
-@pytest.mark.parametrize("coupling", ["gumbel", "argmax"])
+@pytest.mark.parametrize("coupling", ["gumbel", "independent", "argmax"])
 def test_apd(
     engine: Engine,
     prompt: list[int],

@@ -29,7 +29,7 @@ from outpace.decoding.sampling import GroupReader, NoisyChooser, Read, Readout, 
 from outpace.field_types import Fraction, PositiveInt
 from outpace.methods.method import Method, check_least, decode_plain
 
-Coupling = Literal["gumbel", "argmax"]
+Coupling = Literal["gumbel", "independent", "argmax"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class APD(Method):
     accepted. `window` and `lookahead` are the paper's W (tokens whose keys are recomputed) and M
     (number of masks). `least` is a shorter lookahead that a `Pace` may choose, if the text may
     depend on the load; at 1 there is no mask, where the row of the last token predicts the next
-    one. `coupling` draws the target with the noise of the proposal, as in the paper, or takes the
-    arg-max of raw logits, as in the authors' code.
+    one. `coupling` draws the target with the noise of the proposal, as in the paper, or with other
+    noise, or takes the arg-max of raw logits, as in the authors' code.
     """
 
     target_kinds = (Kind.DIFFUSION,)
@@ -81,7 +81,7 @@ class APD(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Propose all holes in one pass, verify them in another, accept the leading agreement."""
-        target = request.sampling if self.coupling == "gumbel" else Sampling()
+        target = Sampling() if self.coupling == "argmax" else request.sampling
         begin, ready, step, alive = 0, 0, 0, True  # ready: verifier slots that hold the text
         read: Read | None = None  # of plain decoding
         while alive:
@@ -112,7 +112,11 @@ class APD(Method):
                     start=ready,
                     predict=range(n + 1, end),
                     read=Mixture(
-                        guess=guess.logits[1:], ratio=self.ratio, sampling=target, step=step
+                        guess=guess.logits[1:],
+                        ratio=self.ratio,
+                        sampling=target,
+                        # No proposal has a negative step.
+                        step=-1 - step if self.coupling == "independent" else step,
                     ),
                     model="verifier",
                 )
