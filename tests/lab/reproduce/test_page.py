@@ -130,16 +130,23 @@ def test_the_documentation_has_the_stored_results() -> None:
 
 
 NUMBER = re.compile(r"(?<![\w.=§−-])(\d[\d,]*(?:\.\d+)?)(?!\w)( %| points| times|×)?")
+COUNT = re.compile(
+    r"n = ([\d,]+)|([\d,]+|six|eight)(?: held-out)? (?:problems|prompts|questions|rounds|answers)\b"
+)
+WORDS = {"six": "6", "eight": "8"}
 RATIOS = ("tokens_per_forward", "acceptance_length", "tokens_per_cpu_second", "tokens_per_second")
 APART = ("samples", "provenance", "claims", "accepted_tokens", "questions")
 
 
 def quoted(text: str) -> Iterator[tuple[float, int, str]]:
-    """Yield the measured numbers of a text, with their decimals and units: no counts or options."""
+    """Yield the measured numbers and counts of a text, with their decimals and units: no options."""
     plain = re.sub(r"`[^`]*`|\]\([^)]*\)|[RWM] = [\d.]+|95 %", "", text)
     for number, unit in NUMBER.findall(plain):
         if "." in number or unit:
             yield float(number.replace(",", "")), len(number.partition(".")[2]), unit
+    for found in COUNT.finditer(plain):
+        number = next(filter(None, found.groups()))
+        yield float(WORDS.get(number, number).replace(",", "")), 9, ""  # exactly
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -208,6 +215,7 @@ def test_numbers_of_the_statements_are_those_of_the_stored_results() -> None:
     assert checked > 20
     assert unknown("2.5 times as fast, 40 %", {2.46, 0.404, 39.4}) == []
     assert unknown("2.5 times as fast, 40 %", {2.56, 0.406, 39.4}) == [2.5, 40]
+    assert unknown("n = 100, on eight problems, 3,944 answers", {100, 8.2}) == [8, 3944]
 
 
 def test_numbers_of_real_text_are_those_of_the_stored_results() -> None:
