@@ -139,7 +139,7 @@ APART = ("samples", "provenance", "claims", "accepted_tokens", "questions")
 
 
 def quoted(text: str) -> Iterator[tuple[float, int, str]]:
-    """Yield the measured numbers and counts of a text, with their decimals and units: no options."""
+    """Yield the measured numbers and counts of a text, with decimals and units: no options."""
     plain = re.sub(r"`[^`]*`|\]\([^)]*\)|[RWM] = [\d.]+|95 %", "", text)
     for number, unit in NUMBER.findall(plain):
         if "." in number or unit:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from outpace.api.options import RequestOptions
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import LOAD_FLAGS, LoadFlags
+from outpace.cli.terminal import FAILED, error_console
 from outpace.cli.training import run_training
 from outpace.errors import OptionError
 from outpace.field_types import check_at_least_one
@@ -90,12 +91,16 @@ def reproduce(
     ] = None,
     limit: Annotated[int | None, Option(help="Other than the figure's number of problems.")] = None,
     rounds: Annotated[int | None, Option(help="Other than the figure's number of turns.")] = None,
+    every: Annotated[
+        bool,
+        Option("--all", help="All figures of the scale; those that fail are named at the end."),
+    ] = False,
     list_all: Annotated[
         bool, Option("--list", help="List the figures with their time and memory, and exit.")
     ] = False,
     loading: LoadFlags = LOAD_FLAGS,
 ) -> None:
-    """Reproduce the figures of a paper, next to the published points.
+    """Reproduce the figures of a paper, or of all, next to the published points.
 
     Prints the expected cost first, trains the models that are not published, and then lists which
     of the paper's claims hold. Models that do not fit into memory together are measured in turn.
@@ -103,24 +108,24 @@ def reproduce(
     from outpace.lab.reproduce.figure import (
         PAPERS,
         data_files,
+        figures_at,
         find,
         find_at,
         given_models,
         model_paths,
         shot_files,
     )
-    from outpace.lab.reproduce.page import page
 
     if list_all:
-        every = [each for name in ([figure] if figure else PAPERS) for each in find(name)]
-        scales = ((each, *pair) for each in every for pair in each.scales.items())
+        listed = [each for name in ([figure] if figure else PAPERS) for each in find(name)]
+        scales = ((each, *pair) for each in listed for pair in each.scales.items())
         console.print(costs_of((each, name, plan) for each, name, of in scales for plan in of))
         return
-    if figure is None:
-        raise OptionError("figure", None, "give PAPER or PAPER:FIGURE; --list names them")
+    if (figure is None) != every:
+        raise OptionError("figure", figure, "give PAPER, PAPER:FIGURE or --all; --list names them")
     plans = [
         (each, resize(plan, limit, rounds))
-        for each in find_at(figure, scale)
+        for each in (find_at(figure, scale) if figure else figures_at(scale))
         for plan in each.scales[scale]
     ]
     paths = model_paths(models or (), [plan for _, plan in plans])
@@ -138,12 +143,7 @@ def reproduce(
     ]
     for part in parts:
         split_by_memory(part.plan.every, loading)
-    for part in parts:
-        with replace_file(out / PAGE) as sheet:
-            assert sheet is not None
-            redraw(part, loading, out)
-            sheet.write_text(page(out), encoding="utf-8")
-    console.print(f"all figures of {out} on one page: {out / PAGE}", soft_wrap=True)
+    measure_parts(parts, loading, out, to_end=every)
 
 
 def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
@@ -162,6 +162,29 @@ def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: 
     questions = asking.load_questions(plan.limit)
     check_rounds(len(questions), plan.rounds, max(plan.batch))
     return Part(figure=figure, scale=scale, plan=plan, asking=asking, questions=questions)
+
+
+def measure_parts(parts: Sequence[Part], loading: LoadFlags, out: Path, *, to_end: bool) -> None:
+    """Measure figures one after another, with `to_end` also past those that fail."""
+    from outpace.lab.reproduce.page import page
+
+    failed = {}
+    for part in parts:
+        try:
+            with replace_file(out / PAGE) as sheet:
+                assert sheet is not None
+                redraw(part, loading, out)
+                sheet.write_text(page(out), encoding="utf-8")
+        except Exception as error:
+            if not to_end:
+                raise
+            failed[part.name] = f"{type(error).__name__}: {error}"
+            error_console.print(f"{part.name} failed: {failed[part.name]}", soft_wrap=True)
+    console.print(f"all figures of {out} on one page: {out / PAGE}", soft_wrap=True)
+    if failed:
+        names = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
+        error_console.print(f"{len(failed)} of {len(parts)} failed:\n{names}", soft_wrap=True)
+        raise Exit(FAILED)
 
 
 def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
@@ -205,14 +228,16 @@ def memory_of(plan: Scale) -> str:
 def costs_of(plans: Iterable[tuple[Figure, str, Scale]]) -> Table:
     from outpace.lab.reproduce.figure import needed
 
-    table = Table(header_style="bold")
+    table, total = Table(header_style="bold"), 0.0
     for column in ("figure", "scale", "settings", "trained first", "problems", "CPU min", "memory"):
         table.add_column(column, no_wrap=column == "figure", overflow="fold")
     for figure, scale, plan in plans:
         entries, label = plan.every, f"{figure.paper}:{figure.name}"
         counts = str(len(entries)), str(len(needed(entries)) or ""), f"{plan.limit} {plan.task}"
         minutes = "" if plan.minutes is None else f"{plan.minutes:.1f}"
+        total += plan.minutes or 0.0
         table.add_row(label, scale, *counts, minutes, memory_of(plan))
+    table.columns[5].footer, table.show_footer = f"{total:.0f}", table.row_count > 1
     return table
 
 

@@ -283,14 +283,20 @@ def find(named: str) -> list[Figure]:
     return found
 
 
-def find_at(named: str, scale: str) -> list[Figure]:
-    """Return figures of `find` with a scale; `OptionError` naming all that have it if none do."""
+def figures_at(scale: str) -> list[Figure]:
+    """Return all figures with a scale; `OptionError` for an unknown scale."""
     if scale not in SCALES:
         raise OptionError("scale", scale, f"unknown scale {scale!r}; known are {', '.join(SCALES)}")
+    every = (figure for paper in PAPERS for figure in figures(paper))
+    return [figure for figure in every if scale in figure.scales]
+
+
+def find_at(named: str, scale: str) -> list[Figure]:
+    """Return figures of `find` with a scale; `OptionError` naming all that have it if none do."""
+    every = figures_at(scale)
     found = [figure for figure in find(named) if scale in figure.scales]
     if not found:
-        every = (figure for paper in PAPERS for figure in figures(paper))
-        known = ", ".join(f"{each.paper}:{each.name}" for each in every if scale in each.scales)
+        known = ", ".join(f"{each.paper}:{each.name}" for each in every)
         raise OptionError(
             "scale", scale, f"{named} has no scale {scale}; figures with it are {known}"
         )
