@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -296,6 +297,9 @@ class LoadFlags(FlagGroup):
             if uses_one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
             llm = LLM(model, method, **options, **asdict(self))
+        if not gc.isenabled():  # until a model is loaded
+            gc.freeze()
+            gc.enable()
         if method is None and (line := describe_draft(llm)) is not None:
             notes.print(line, style="dim", soft_wrap=True)
         return llm
