@@ -78,7 +78,7 @@ def test_an_interrupted_run_continues(llm: LLM, tmp_path: Path) -> None:
     make(llm, source, folder)
     for name in ("train.jsonl", "held.jsonl"):
         assert read_lines(folder / name) == read_lines(whole / name)
-    make(llm, write_prompts(source, QUESTIONS), folder)
+    make(llm, write_prompts(source, QUESTIONS), folder, seed=0)
     held, earlier = read_lines(folder / "held.jsonl"), read_lines(whole / "held.jsonl")
     assert held[: len(earlier)] == earlier
     assert len(held) + len(read_lines(folder / "train.jsonl")) == len(QUESTIONS)
@@ -88,8 +88,9 @@ def test_other_options_and_models_are_rejected_by_name(llm: LLM, tmp_path: Path)
     source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:4])
     make(llm, source, tmp_path / "data")
     before = (tmp_path / "data" / "train.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="options"):
-        make(llm, source, tmp_path / "data", max_tokens=8)
+    for changed in ({"max_tokens": 8}, {"seed": 1}):
+        with pytest.raises(ValueError, match="options"):
+            make(llm, source, tmp_path / "data", **changed)
     with pytest.raises(ValueError, match="fingerprint"):
         other = fingerprint(llm, enable_thinking=True)
         prompts = read_prompt_set([source], held_out=1 / 3)

@@ -261,8 +261,10 @@ def check_card(folder: Path, card: Mapping[str, Any]) -> None:
         return
     try:
         found = json.loads(path.read_text("utf-8"))
+        for each in (found, card):
+            each["options"].setdefault("seed", 0)
         other = [name for name in FIXED_FIELDS if found[name] != card[name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"output: {path} is not the card of training data; give another folder"
         ) from error
