@@ -19,7 +19,7 @@ from helpers import (
     tokens,
 )
 from outpace.decoding import LengthRange, Prediction, Sampling
-from outpace.methods import Autoregressive, DFlash, Eagle, Method
+from outpace.methods import Autoregressive, DFlash, Eagle, Method, Speculative
 from outpace.pacing.controller import PaceController
 from workload import Request, alone, new_engine, result
 
@@ -133,3 +133,13 @@ def test_missing_states_run_again_with_the_last_token() -> None:
     assert contexts == [[0, 1, 2, 3, 4], [0, 1, 0]]
     assert pace.lost == [3, 4, 0, 0, 0]
     assert pace.told[:4] == [(1, 1), (1, 1), (4, 2), (1, 1)]
+
+
+def test_copies_do_not_enter_the_rates_of_a_draft() -> None:
+    pace = Scripted([DRAFT])
+    request = request_of(prompt=[1, 2, 3, 4, 1, 2, 3], max_tokens=8, pace=pace)
+    copied = [[4], [9, 0, 0, 0, 0]]
+    drafted = [[7], [7], [7], [7, 7, 8, 0], [5], [5], [5, 5, 6]]
+    forwards = script(Speculative(draft="", lookup=True), request, [*copied, *drafted])
+    assert forwards[1].ids == [4, 1, 2, 3, 4] and request.tokens == [4, 9, 7, 7, 8, 5, 5, 6]
+    assert pace.told == [(4, 3), (3, 3)]
