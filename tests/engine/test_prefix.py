@@ -259,19 +259,27 @@ def test_a_folder_that_cannot_be_used_is_refused(case: str, tmp_path: Path) -> N
     [method for method in KINDS if isinstance(method, DFlash | Eagle)],
     ids=lambda method: type(method).__name__,
 )
-def test_target_skips_only_rows_that_its_draft_has(method: Method) -> None:
-    engine, plain = (engine_with(on=on) for on in (True, False))
-    request = Request(method=method, prompt=LONG, max_tokens=8)
-    name = request.roles["target"]
-    rich = runner(engine, name)
-    enter(engine, Autoregressive(), LONG, runners={"target": rich}, max_tokens=4)
-    finish(engine)
-    passes, expected_ = rows_of(engine, name), serve(plain, [request])
-    assert serve(engine, [request]) == expected_
-    assert passes[0] == len(LONG)
-    passes.clear()
-    assert serve(engine, [request]) == expected_
-    assert passes[0] == 1 + (len(LONG) - 1) % PAGE_SIZE
+def test_prefix_of_a_target_whose_draft_lacks_it(method: Method) -> None:
+    # A draft that lacks little reads it at once, and else the target first answers without it.
+    for prompt, known, rows in (
+        (LONG, 0, [15, 64]),
+        (LONG * 2, 33, [14, 95]),
+        (LONG[:20], 0, [20]),
+    ):
+        engine, plain = (engine_with(on=on) for on in (True, False))
+        request = Request(method=method, prompt=prompt, max_tokens=8)
+        name = request.roles["target"]
+        rich = runner(engine, name)
+        if known:
+            serve(engine, [replace(request, prompt=prompt[:known])])
+        enter(engine, Autoregressive(), prompt, runners={"target": rich}, max_tokens=4)
+        finish(engine)
+        passes, (expected_,) = rows_of(engine, name), serve(plain, [request])
+        assert serve(engine, [request])[0][0] == expected_[0]
+        assert passes[: len(rows)] == rows
+        passes.clear()
+        assert serve(engine, [request]) == [expected_]
+        assert passes[0] == 1 + (len(prompt) - 1) % PAGE_SIZE
 
 
 def test_answers_are_found_by_the_next_turn() -> None:

@@ -35,6 +35,8 @@ class ScheduledForward(Forward):
         settled: slot before which no later forward of the sequence starts.
         missing: leading rows found in the prefix cache whose hidden states are wanted but were not
             computed.
+        has_gap: whether rows after these were skipped too, which the draft has to read first: no
+            further hidden states are wanted.
     """
 
     table: PageTable
@@ -46,6 +48,7 @@ class ScheduledForward(Forward):
     text: Sequence[int] = ()
     settled: int = 0
     missing: int = 0
+    has_gap: bool = False
 
     @classmethod
     def from_forward(

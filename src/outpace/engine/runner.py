@@ -46,6 +46,9 @@ from outpace.version import __version__
 LAYER_PAIRS = 2**24
 """Pairs of rows and the slots that they may see in a layer of ordinary size."""
 
+MAX_REREAD_ROWS = 2 * PAGE_SIZE
+"""Cached rows that run again at most, for hidden states that a draft lacks."""
+
 LayerReport = Callable[[float], None]
 """Receives the size of a pass, in layers of ordinary size and at least 1, as its layers end."""
 
@@ -219,8 +222,8 @@ class Runner:
     ) -> ScheduledForward:
         """Return a forward without the rows that the prefix cache holds.
 
-        Where hidden states are wanted, rows are skipped only as far as the cache of the `draft`
-        that reads them has them too.
+        Where hidden states are wanted that the cache of the `draft` lacks for a few rows, these run
+        again. Where it lacks more, only those before them are returned.
 
         Raises:
             CacheFullError: no page is free.
@@ -229,10 +232,11 @@ class Runner:
             return forward
         forward = self.prefix_cache.trim_computed(forward)
         if splittable := forward.splittable_rows:
-            cached = self.reuse_cached_rows(forward, splittable, draft)
+            cached, shared = self.reuse_cached_rows(forward, splittable, draft)
             if cached:
+                missing, has_gap = forward.missing + shared, forward.has_gap or cached > shared
                 forward = forward.split_at(cached)[1]
-                forward.missing = cached if forward.layers else 0
+                forward.missing, forward.has_gap = missing, has_gap
         return forward
 
     def prepare_write(self, forward: ScheduledForward) -> None:
@@ -246,21 +250,32 @@ class Runner:
 
     def reuse_cached_rows(
         self, forward: ScheduledForward, max_rows: int, draft: tuple[Runner, PageTable] | None
-    ) -> int:
-        """Attach cached pages for up to `max_rows` leading rows; return their number."""
+    ) -> tuple[int, int]:
+        """Attach cached pages for up to `max_rows` leading rows.
+
+        Returns their number, and that of those which the draft has too.
+        """
         assert self.prefix_cache is not None
+        own, start = forward.table, forward.start
         text = self.prefix_cache.cacheable_text(forward)
-        if draft is None:
-            return self.prefix_cache.reuse_rows(forward.table, forward.start, text, max_rows)
+        if draft is None or forward.has_gap:
+            return self.prefix_cache.reuse_rows(own, start, text, max_rows), 0
         draft_cache, table = draft[0].prefix_cache, draft[1]
         if draft_cache is None:
-            return 0
+            return 0, 0
         draft_text = token_pairs(text) if draft_cache.is_paired else text
-        max_rows = min(max_rows, draft_cache.count_cached(table, forward.start, draft_text))
-        if cached := self.prefix_cache.reuse_rows(forward.table, forward.start, text, max_rows):
-            draft_cache.reuse_rows(table, forward.start, draft_text, cached)
-            table.skipped_slots = forward.start + cached
-        return cached
+        shared = min(max_rows, draft_cache.count_cached(table, start, draft_text))
+        # The states of a recurrent model cannot be computed again.
+        if max_rows - shared > MAX_REREAD_ROWS and self.prefix_cache.blank_states is None:
+            cached = min(max_rows, self.prefix_cache.count_cached(own, start, text))
+            max_rows = cached if cached - shared > MAX_REREAD_ROWS else shared
+        else:
+            max_rows = shared
+        cached = self.prefix_cache.reuse_rows(own, start, text, max_rows)
+        if shared := min(cached, max(shared, 0)):
+            draft_cache.reuse_rows(table, start, draft_text, shared)
+            table.skipped_slots = start + shared
+        return cached, shared
 
     @torch.inference_mode()
     def launch_pass(self, forwards: Sequence[ScheduledForward]) -> LaunchedPass:
@@ -387,7 +402,7 @@ class Runner:
         found = {}
         for at, forward in enumerate(forwards):
             if forward.layers:
-                rows = parts[forward.layers][at]
+                rows = parts[forward.layers][at][: 0 if forward.has_gap else None]
                 blank = rows.new_zeros(forward.missing, rows.shape[1]) if forward.missing else None
                 found[at] = rows if blank is None else torch.cat((blank, rows))
         return found
