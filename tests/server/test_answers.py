@@ -51,6 +51,12 @@ def test_stream_equals_whole_answer(client: TestClient, model: str, method: str)
     for key in ("forwards", "tokens", "method", "seed"):
         assert chunks[-1]["outpace"][key] == whole["outpace"][key]
     assert len({chunk["id"] for chunk in chunks}) == 1
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    running = events(client, body | {"stream_options": usage})
+    counts = [chunk["usage"] for chunk in running[:-1]]
+    assert counts == sorted(counts, key=lambda each: each["completion_tokens"])
+    assert counts[0]["prompt_tokens"] == counts[-1]["prompt_tokens"]
+    assert counts[-1] == token_counts(running[-1]) == token_counts(whole)
 
 
 def test_answer_equals_library(client: TestClient) -> None:

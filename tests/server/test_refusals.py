@@ -44,7 +44,7 @@ FIELDS: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1, 1000, float("inf")],
     "logit_bias": [[], {str(n): 1 for n in range(1025)}],
     "stream": [1, "yes"],
-    "stream_options": [{}, 5, True],
+    "stream_options": [{}, 5, True, {"continuous_usage_stats": 1}],
     "chat_template_kwargs": [[], 5, "x"],
     "user": [5, "x" * 1000],
     "store": ["x"],

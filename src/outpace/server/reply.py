@@ -104,6 +104,7 @@ class Reply:
         finish: str | None = None,
         outpace: ReplyObject | None = None,
         progress: ReplyObject | None = None,
+        usage: ReplyObject | None = None,
         first: bool = False,
     ) -> str:
         """Return an event with parts of a choice, or its last event if `parts` is None."""
@@ -115,11 +116,12 @@ class Reply:
         scores = "null" if logprobs is None else dump_json(logprobs)
         reason = "null" if finish is None else f'"{finish}"'
         extra = "" if outpace is None else f',"outpace":{dump_json(outpace)}'
+        tokens = self.empty if usage is None else f',"usage":{dump_json(usage)}'
         if progress is not None:
             extra += f',"prompt_progress":{dump_json(progress)}'
         return (
             f'{self.head}"choices":[{{"index":{index},{delta},"logprobs":{scores},'
-            f'"finish_reason":{reason}}}]{self.empty}{extra}}}\n\n'
+            f'"finish_reason":{reason}}}]{tokens}{extra}}}\n\n'
         )
 
     def format_parts(self, index: int, parts: PartsDelta, first: bool) -> Iterator[str]:
@@ -270,10 +272,11 @@ def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:
     """
     first = outputs[:: len(outputs) // prompts]
     prompt_tokens = sum(output.input_tokens for output in first)
-    completion_tokens = sum(output.chosen for output in outputs)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in first)},
-    }
+    cached = sum(output.cached_tokens for output in first)
+    counts = token_counts(prompt_tokens, sum(output.chosen for output in outputs))
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def token_counts(prompt: int, completion: int) -> ReplyObject:
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}

@@ -388,6 +388,7 @@ class StreamOptions(StrictModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
@@ -487,6 +488,12 @@ class BaseRequest(OptionFields):
     def wants_usage(self) -> bool:
         """Whether the stream ends with token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each chunk has the token counts of its choice so far, as vLLM's."""
+        continuous = self.stream_options and self.stream_options.continuous_usage_stats
+        return self.wants_usage and bool(continuous)
 
     @property
     def extension(self) -> Extension:

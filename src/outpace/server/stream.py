@@ -13,7 +13,7 @@ from outpace.api.parts import PartsDelta
 from outpace.decoding.processor import TokenLogprob
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
-from outpace.server.reply import PING, STREAM_END, Reply, ReplyObject, TokenPlaces
+from outpace.server.reply import PING, STREAM_END, Reply, ReplyObject, TokenPlaces, token_counts
 from outpace.server.schema import BaseRequest
 from outpace.server.writer import AnswerWriter
 
@@ -79,7 +79,13 @@ class ChoiceStream:
     """State of one streamed choice."""
 
     def __init__(
-        self, reply: Reply, index: int, seed: int, request: BaseRequest, echo: PromptEcho | None
+        self,
+        reply: Reply,
+        index: int,
+        seed: int,
+        request: BaseRequest,
+        prompt_tokens: int,
+        echo: PromptEcho | None,
     ) -> None:
         self.reply = reply
         self.index = index
@@ -93,6 +99,7 @@ class ChoiceStream:
         self.steps: list[Any] = []
         self.texts: list[str] = []
         self.last_token: int | None = None
+        self.has_usage, self.prompt_tokens = request.wants_running_usage, prompt_tokens
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
@@ -102,9 +109,11 @@ class ChoiceStream:
         """Yield the chunks for an event: progress, text, canvas, end."""
         scores, shown = None, event
         if event.progress is not None and self.has_progress:
-            yield self.reply.format_chunk(self.index, None, progress=event.progress._asdict())
+            progress = event.progress._asdict()
+            yield self.reply.format_chunk(self.index, None, progress=progress, usage=self.usage)
         if not event.steps and event.output is None:
             return
+        self.tokens += event.chosen
         if self.echo is not None:  # in the first event
             shown, self.echo = self.echo.prepend_to(event), None
         if shown.logprobs:
@@ -121,19 +130,28 @@ class ChoiceStream:
             text = self.reply.model.token_text
             texts = [None if token < 0 else text(token, token) for token in canvas]
             state = {"index": self.index, "canvas": texts}
-            yield self.reply.format_empty_chunk(outpace=state | (extra or {}))
+            usage = {"usage": self.usage} if self.has_usage else {}
+            yield self.reply.format_empty_chunk(**usage, outpace=state | (extra or {}))
         if event.output is not None:
+            self.prompt_tokens = event.output.input_tokens  # with the fixed tokens of a template
             if self.is_first:  # an empty answer has a role, too
                 yield self.format_parts(parts)
             finish = "tool_calls" if event.output.tool_calls else event.output.finish_reason
+            trace = self.take_trace(end=True)
             yield self.reply.format_chunk(
-                self.index, None, finish=finish, outpace=self.take_trace(end=True)
+                self.index, None, finish=finish, outpace=trace, usage=self.usage
             )
+
+    @property
+    def usage(self) -> ReplyObject | None:
+        """Token counts of the choice so far, if each chunk has them."""
+        return token_counts(self.prompt_tokens, self.tokens) if self.has_usage else None
 
     def format_parts(self, parts: PartsDelta, scores: ReplyObject | None = None) -> str:
         first, self.is_first = self.is_first, False
+        trace, usage = self.take_trace(), self.usage
         return self.reply.format_chunk(
-            self.index, parts, logprobs=scores, outpace=self.take_trace(), first=first
+            self.index, parts, logprobs=scores, outpace=trace, usage=usage, first=first
         )
 
     def buffer_trace(self, event: Event) -> None:
@@ -141,7 +159,6 @@ class ChoiceStream:
         before = [self.last_token, *event.ids]
         self.last_token = before[-1]
         self.texts += map(self.reply.model.token_text, event.ids, before)
-        self.tokens += event.chosen
         self.forwards += sum(each.model == "target" for each in event.steps)
 
     def take_trace(self, end: bool = False) -> dict[str, Any] | None:
@@ -178,7 +195,7 @@ class CompletionWriter(AnswerWriter):
         """Begin a stream per choice, which starts without an event."""
         self.streams = [
             ChoiceStream(
-                *(self.reply, index, self.seeds[index], self.request),
+                *(self.reply, index, self.seeds[index], self.request, len(each.prompt)),
                 self.find_echo(index, each.prompt),
             )
             for index, each in enumerate(pending)
