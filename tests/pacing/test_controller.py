@@ -196,17 +196,19 @@ def test_long_prefills_do_not_affect_short_passes() -> None:
     assert ALONE.share(ALONE.run(pace, 40)) > 0.95
 
 
-def test_one_request_tries_for_all() -> None:
+@pytest.mark.parametrize(("lost", "trier"), [(0, 0), (10**4, 1)])
+def test_one_request_tries_for_all(lost: int, trier: int) -> None:
     machine, pace = BAD, BAD.new_controller()
     machine.run(pace, 20, requests=8)
     requests, tries = [object() for _ in range(8)], []
     for _ in range(600):
-        values = [pace.choose_length(request) for request in requests]
+        first = pace.choose_length(requests[0], lost=lost)
+        values = [first, *(pace.choose_length(request) for request in requests[1:])]
         tries += [at for at, value in enumerate(values) if value > 1]
         for value in values:
             pace.record_cycle(value, 1)
         pace.record_pass("target", sum(values), machine.target(sum(values) / 8))
-    assert set(tries) == {0} and len(tries) < 60
+    assert set(tries) == {trier} and len(tries) < 60
 
 
 def test_many_requests_share_passes() -> None:

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from asking import ask, chat, connect, events, refused, text_of
 from outpace.checkpoints.hub import ZOO_FOLDER
+from outpace.engine import cache
 from outpace.server import models
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
@@ -133,6 +134,17 @@ def test_a_server_that_stops_ends_waiting_requests(
 def test_options_are_checked_at_the_start(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
         served(slow=Entry(path="tiny-aux", **{"lazy": True, **given}))
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_memory_of_a_cache_is_known_before_the_model_is_loaded(
+    quantize: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "USUAL_BYTES", 1)
+    entry = Entry(path="tiny-aux", lazy=True, quantize=quantize)
+    model = models.load_served_model(entry)
+    taken = model.target.cache_usage.total_bytes
+    assert models.make_lazy_model(entry, lambda: model).cache_bytes == taken
 
 
 @pytest.mark.nightly

@@ -28,7 +28,14 @@ from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import DRAFT_KINDS, Kind, Request
 from outpace.engine.adapters import check_adapter_name, check_adapters
-from outpace.engine.cache import cache_bytes, check_memory, default_dtype, resolve_cache, slot_bytes
+from outpace.engine.cache import (
+    cache_bytes,
+    check_memory,
+    context_bytes,
+    default_dtype,
+    resolve_cache,
+    slot_bytes,
+)
 from outpace.engine.controllers import ControllerTable, StoredPassCosts
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.graphs import make_recorder
@@ -43,6 +50,7 @@ from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.options import MethodSpec
 from outpace.models.config import ModelConfig
+from outpace.models.int8 import is_quantized
 from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack, Transformer
 
@@ -157,7 +165,8 @@ class LLM:
         self.model = build_model(
             Transformer, opened.checkpoint, self.config, self.form, opened.adapter
         )
-        self.cache_dtype = self.cache_dtype or default_dtype(self.model, self.dtype)
+        if self.cache_dtype is None:
+            self.cache_dtype = default_dtype(self.dtype, quantized=is_quantized(self.model))
         self.runner_options = own = {**own, "cache_dtype": self.cache_dtype}
         shared = {name: own[name] for name in ("attention", "cache_dtype")}
         self.group.start_workers(self.model, self.load_further, **shared)
@@ -226,8 +235,7 @@ class LLM:
             each: slot_bytes(found, self.cache_dtype)
             for each, found in {**self.configs, name: config}.items()
         }
-        # Recurrent states take up to half of a cache.
-        context = self.config.max_length * sizes[name] * (1 if config.delta is None else 2)
+        context = context_bytes(config, self.config.max_length, self.cache_dtype)
         share = sizes[name] / sum(sizes.values()) / self.group.size
         return cache_bytes(self.cache_gib, self.device, context=context, share=share)
 

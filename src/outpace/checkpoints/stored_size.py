@@ -42,6 +42,17 @@ def loaded_bytes(name: str, dtype: torch.dtype, quantize: str | None) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
 
 
+def has_quantized_matrices(name: str, quantize: str | None) -> bool:
+    """Return whether a model has quantized matrices once it is loaded."""
+    if quantize != NATIVE:
+        return quantize is not None
+    checkpoint = Checkpoint(name)
+    if not is_gguf(checkpoint.path):
+        return checkpoint.scheme is not None
+    tensors = open_gguf(checkpoint.path).tensors.values()
+    return any(entry.kind.value in INPUT_MULTIPLES for entry in tensors)
+
+
 def gguf_bytes(path: Path, dtype: torch.dtype) -> int:
     return sum(
         prod(entry.shape) * dtype.itemsize

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.attention.cached import stored_size
 from outpace.engine.memory import usable_bytes
@@ -20,7 +20,6 @@ from outpace.field_types import CacheSize, check_value
 from outpace.kernels.gated_delta import DeltaState
 from outpace.models.config import ModelConfig
 from outpace.models.device import DTYPES, parse_dtype
-from outpace.models.int8 import is_quantized
 
 
 def allocate_layers(
@@ -411,6 +410,11 @@ def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * stored * dtype.itemsize
 
 
+def context_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a cache for a context; recurrent states take up to half of it."""
+    return length * slot_bytes(config, dtype) * (1 if config.delta is None else 2)
+
+
 CACHE_DTYPES = {**DTYPES, "int8": torch.int8}
 
 USUAL_BYTES = 2 * 2**30
@@ -426,13 +430,13 @@ def resolve_cache(gib: float | None, dtype: str | torch.dtype | None) -> torch.d
     return None if dtype is None else parse_dtype("cache_dtype", dtype, CACHE_DTYPES)
 
 
-def default_dtype(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
+def default_dtype(dtype: torch.dtype, *, quantized: bool) -> torch.dtype:
     """Return the usual dtype of the cache of a model that computes in `dtype`.
 
-    Where its matrices are quantized, 16 bits are exact enough; float16 has more of them than
+    Where its matrices are `quantized`, 16 bits are exact enough; float16 has more of them than
     bfloat16 after the point, and keys and values are far below its maximum.
     """
-    return torch.float16 if dtype == torch.float32 and is_quantized(model) else dtype
+    return torch.float16 if dtype == torch.float32 and quantized else dtype
 
 
 def cache_bytes(

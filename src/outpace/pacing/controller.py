@@ -222,7 +222,7 @@ class PaceController:
         total = self.backlog.add_backlog(backlog, self.cycles, self.requests)
         self.paused_until = 0
         if load.value == self.least:
-            # What a trial reads again must cost little, compared with the cycles since the last one.
+            # What a trial reads again must cost little beside the cycles since the last one.
             if load.trial and lost <= 2 * load.patience:
                 load.trier = load.trier or request
                 is_trier = self.requests == 1 or request is load.trier

@@ -19,8 +19,15 @@ from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import Adapter, model_title
 from outpace.checkpoints.checkpoint import Checkpoint
 from outpace.checkpoints.hub import resolve_checkpoint
-from outpace.checkpoints.stored_size import loaded_bytes
-from outpace.engine.cache import cache_bytes, check_memory, resolve_cache, slot_bytes
+from outpace.checkpoints.stored_size import has_quantized_matrices, loaded_bytes
+from outpace.engine.cache import (
+    cache_bytes,
+    check_memory,
+    context_bytes,
+    default_dtype,
+    resolve_cache,
+    slot_bytes,
+)
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import family_method
 from outpace.engine.prefix_store import PrefixStore
@@ -77,9 +84,13 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     paths = {entry.path, *entry.further_models().values()}
     configs = {path: Checkpoint(path).config for path in paths}
     length = entry.max_length or configs[entry.path].max_length
-    slots = [slot_bytes(config, cache_dtype or dtype) for config in configs.values()]
+    if cache_dtype is None:
+        quantized = has_quantized_matrices(entry.path, quantize)
+        cache_dtype = default_dtype(dtype, quantized=quantized)
+    slots = [slot_bytes(config, cache_dtype) for config in configs.values()]
     check_memory(entry.cache_gib, entry.max_length, slots, device)
-    caches = [cache_bytes(entry.cache_gib, device, context=length * size) for size in slots]
+    contexts = [context_bytes(config, length, cache_dtype) for config in configs.values()]
+    caches = [cache_bytes(entry.cache_gib, device, context=size) for size in contexts]
     is_measured = entry.cache_gib is None and device.type == "cuda"  # half of what is free then
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
