@@ -265,13 +265,12 @@ class Runner:
             return 0, 0
         draft_text = token_pairs(text) if draft_cache.is_paired else text
         shared = min(max_rows, draft_cache.count_cached(table, start, draft_text))
-        # The states of a recurrent model cannot be computed again.
-        if max_rows - shared > MAX_REREAD_ROWS and self.prefix_cache.blank_states is None:
-            cached = min(max_rows, self.prefix_cache.count_cached(own, start, text))
-            max_rows = cached if cached - shared > MAX_REREAD_ROWS else shared
-        else:
-            max_rows = shared
-        cached = self.prefix_cache.reuse_rows(own, start, text, max_rows)
+        found = shared
+        # A prompt may have a gap at its beginning. A recurrent model cannot read it again.
+        if not start and self.prefix_cache.blank_states is None:
+            found = min(max_rows, self.prefix_cache.count_cached(own, start, text))
+        rows = found if found - shared > MAX_REREAD_ROWS else shared
+        cached = self.prefix_cache.reuse_rows(own, start, text, rows)
         if shared := min(cached, max(shared, 0)):
             draft_cache.reuse_rows(table, start, draft_text, shared)
             table.skipped_slots = start + shared
