@@ -167,7 +167,7 @@ class PaceController:
 
     def find_load(self, key: LoadKey) -> LoadState:
         """Return the state of a load; a new one starts from the nearest that was measured."""
-        if key not in self.loads:
+        if key not in self.loads or not self.loads[key].costs:
             nearest = min(
                 (other for other, load in self.loads.items() if load.costs),
                 key=lambda other: (abs(other[0] - key[0]), abs(other[1] - key[1])),
