@@ -33,12 +33,12 @@ LOSSES = {"float16": 1e-3, "int8": 1e-2}
 """Most that the perplexity may rise, over that of float32."""
 
 
-def load(path: Path, dtype: str) -> LLM:
+def load(path: Path, dtype: str, cache_gib: float = 2.0) -> LLM:
     return LLM(
         *(path, "autoregressive"),
         device="cpu",
         cache_dtype=dtype,
-        cache_gib=2.0,
+        cache_gib=cache_gib,
         prefix_cache=False,
     )
 
@@ -75,11 +75,14 @@ def make_step(llm: LLM, depth: int, requests: int) -> Callable[[], object]:
     return partial(runner.run_pass, forwards)
 
 
-def measure_speed(path: Path, depth: int, requests: int, rounds: int) -> Row | None:
+def measure_speed(
+    losses: list[Row], path: Path, depth: int, requests: int, rounds: int
+) -> Row | None:
     """Return milliseconds of a pass by data type; None beyond the length of the model."""
     steps = {}
-    for dtype in DTYPES:
-        llm = load(path, dtype)
+    for loss in losses:
+        dtype = loss["dtype"]
+        llm = load(path, dtype, requests * (depth + 100) * loss["bytes of a token"] / 2**30)
         if depth >= llm.config.max_length:
             return None
         steps[dtype] = make_step(llm, depth, requests)
@@ -121,7 +124,7 @@ def main() -> None:
         losses, bars = losses + rows, bars + own
         for requests in REQUESTS:
             for depth in DEPTHS:
-                if (row := measure_speed(path, depth, requests, options.rounds)) is not None:
+                if (row := measure_speed(rows, path, depth, requests, options.rounds)) is not None:
                     speeds.append(row)
         save(options, {"perplexity": losses, "speed": speeds}, bars)
     show("perplexity", losses)

@@ -174,7 +174,7 @@ def test_a_saved_conversation_is_continued_at_the_start(chat: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"\xff", "not a text file"),
+        (b"\xff", "cannot be read as text"),
         (b"[]", "/save"),
         (b'{"messages": 3}', "/save"),
         (b'{"messages": [{"role": "user", "content": 3}]}', "turns"),

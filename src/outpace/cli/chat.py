@@ -93,7 +93,7 @@ def chat(
     options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
     if opened is not None:
-        read_conversation(opened)  # before the model is loaded
+        read_conversation(opened, "--continue")  # before the model is loaded
         if prompt_flags.system is not None:
             raise OptionError("system", None, "cannot be combined with --continue: omit one")
     llm = load_flags.open_model(
@@ -144,12 +144,12 @@ def read_file_message(words: str) -> str:
     return f"{text.strip()}\n\n{content}".strip()
 
 
-def read_conversation(path: Path) -> list[Message]:
+def read_conversation(path: Path, option: str = "/load") -> list[Message]:
     """Return the messages of a file that `/save` has written."""
     from outpace.api.chat_template import Message
 
     try:
-        messages = json.loads(read_option_file(path, "/load"))["messages"]
+        messages = json.loads(read_option_file(path, option))["messages"]
         roles = [each["role"] for each in messages if isinstance(each["content"], str | None)]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"{path} is not a conversation that /save has written: {error}") from None

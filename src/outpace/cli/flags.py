@@ -256,7 +256,7 @@ def read_option_file(path: Path, option: str) -> str:
     try:
         return path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise OptionError(option, path, f"{path} is not a text file: {error}") from error
+        raise OptionError(option, path, f"{path} cannot be read as text: {error}") from error
 
 
 def read_schema_file(path: Path) -> Any:

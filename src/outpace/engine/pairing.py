@@ -290,7 +290,7 @@ class MethodSelector:
         """The model's own method.
 
         For a causal model with a published draft on this machine, it is the method of the draft,
-        with copies, unless a measured task loses by it; otherwise that of the family.
+        with copies, unless a measured task gains too little; otherwise that of the family.
         """
         if self.draft is None or not self.draft.is_default:
             return family_method(self.config)
