@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from outpace.models.device import computes_bfloat16
 from outpace.provenance import provenance_record
 from outpace.training import checkpoint
 from outpace.training.checkpoint import list_checkpoints
@@ -123,6 +124,11 @@ class TrainingReport:
                 f"{parameters / 1e6:,.2f}M parameters, {steps} steps of {batch}, "
                 f"{facts['device']}; settings in {out / RUN_FILE}"
             )
+            if train["precision"] == "bf16" and not computes_bfloat16(device):
+                self.print_line(
+                    "this processor has no instructions for bfloat16; with train.precision=no a "
+                    "step takes a small part of the time"
+                )
             if begun.step:
                 self.print_line(f"resuming after step {begun.step}")
 
