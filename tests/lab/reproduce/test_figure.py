@@ -115,8 +115,17 @@ def test_what_trains_models_is_known_and_used() -> None:
         recipe, *overrides = split(words_of(f"trained:{name}"))
         read = load_recipe(recipe, overrides)
         if f"trained:{name}" in names["mini"]:
-            assert {read.model.init, read.model.target} <= {None, *zoo_names()}
-            assert read.data.path == "story:train" and read.train.steps <= 800
+            models = {read.model.init, read.model.target} - {None, *zoo_names()}
+            assert models <= {f"trained:{base}" for base in table}
+            assert read.data.path == "story:train" and read.train.steps <= 1200
+
+
+def test_a_model_is_trained_after_the_one_that_it_starts_from() -> None:
+    (plan,) = find("d2f:noise")[0].scales["mini"]
+    alone = [replace(entry, model="tiny-dream") for entry in plan.every]
+    assert [*needed(alone)] == [
+        f"trained:{n}" for n in ("dream-plain", "student-short", "student-random")
+    ]
 
 
 def test_a_given_model_takes_its_path_in_every_line() -> None:

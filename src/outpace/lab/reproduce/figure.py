@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -369,6 +370,19 @@ def words_of(name: str) -> str:
 
 
 def needed(entries: Iterable[MethodEntry]) -> dict[str, str]:
-    """Return the models that must be trained for entries, with the arguments of each."""
+    """Return the models that must be trained for entries, with the arguments of each.
+
+    A model that another one starts from comes before it.
+    """
     names = dict.fromkeys(name for entry in entries for name in entry.model_names)
-    return {name: words_of(name) for name in names if name.startswith(TRAINED)}
+    found: dict[str, str] = {}
+    for name in names:
+        if name.startswith(TRAINED):
+            words = words_of(name)
+            found |= {base: words_of(base) for base in trained_names(words)} | {name: words}
+    return found
+
+
+def trained_names(words: str) -> list[str]:
+    """Return the models of the table that some arguments of `outpace train` name."""
+    return re.findall(rf"{TRAINED}[\w.-]+", words)
