@@ -260,14 +260,13 @@ def split_by_memory(entries: Sequence[MethodEntry], loading: LoadFlags) -> list[
 
 
 def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
-    from outpace.lab.reproduce.figure import TRAINED, trained_names
+    from outpace.lab.reproduce.figure import TRAINED, TRAINED_NAME
 
     exports: dict[str, str] = {}
     for name, words in models.items():
         out = folder / name.removeprefix(TRAINED)
         console.print(f"{name}: outpace train {words}", soft_wrap=True)
-        for base in trained_names(words):
-            words = words.replace(base, shlex.quote(exports[base]))
+        words = TRAINED_NAME.sub(lambda match: shlex.quote(exports[match[0]]), words)
         recipe, *overrides = shlex.split(words)
         run_training(recipe, [*overrides, f"out={json.dumps(str(out))}"])
         exports[name] = str(out / "export")

@@ -360,6 +360,9 @@ def shot_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
 TRAINED = "trained:"
 """Prefix of the name of such a model."""
 
+TRAINED_NAME = re.compile(rf"{TRAINED}[\w.-]+")
+"""Such a name within the arguments of `outpace train` for another model."""
+
 TABLE = Path(__file__).parent / "trained.toml"
 
 
@@ -379,10 +382,5 @@ def needed(entries: Iterable[MethodEntry]) -> dict[str, str]:
     for name in names:
         if name.startswith(TRAINED):
             words = words_of(name)
-            found |= {base: words_of(base) for base in trained_names(words)} | {name: words}
+            found |= {base: words_of(base) for base in TRAINED_NAME.findall(words)} | {name: words}
     return found
-
-
-def trained_names(words: str) -> list[str]:
-    """Return the models of the table that some arguments of `outpace train` name."""
-    return re.findall(rf"{TRAINED}[\w.-]+", words)
