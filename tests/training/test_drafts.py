@@ -25,6 +25,11 @@ from runs import draft_trainer, losses, write_lines
 from sharded import DRAFT, FUSED, SPARK
 
 EAGLE = published_eagle(vocab_size=1024, draft_vocab_size=600)
+UNLIKE = {
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+}
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -80,6 +85,35 @@ def test_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
     assert torch.equal(again.transition.weight, loaded.transition.weight)
 
 
+def test_a_changed_draft_starts_from_weights_that_fit(tmp_path: Path) -> None:
+    run = draft_trainer(tmp_path, EAGLE, Eagle3(tokens=2), steps=1)
+    run.export(tmp_path / "export")
+    target, init = run.loss_module.models.others["target"], str(tmp_path / "export")
+    same = weights.build_draft(init, EAGLE, target, 1)
+    whole = weights.build_draft(init, {}, target, 1)
+    assert same.state_dict().keys() == whole.state_dict().keys()
+    for name, weight in same.state_dict().items():
+        assert torch.equal(weight, whole.state_dict()[name]), name
+    other = weights.build_draft(init, {**EAGLE, "draft_vocab_size": 500}, target, 1)
+    assert other.head_tokens.tolist() == [*range(500)]  # the tokens of the data are set later
+    assert torch.equal(other.fusion.weight, whole.fusion.weight)
+    deeper = causal_model(vocab_size=1024, num_hidden_layers=3)
+    with pytest.raises(ValueError, match=r"no layer of init"):
+        weights.build_draft(init, EAGLE | UNLIKE, deeper, 1)
+
+
+def test_a_deeper_draft_starts_from_the_layers_that_fit(tmp_path: Path) -> None:
+    run = draft_trainer(tmp_path, DRAFT, DFlash(anchors=4), steps=1)
+    run.export(tmp_path / "export")
+    target, init = run.loss_module.models.others["target"], str(tmp_path / "export")
+    deeper = DRAFT | {"num_hidden_layers": 2}
+    source = weights.build_draft(init, {}, target, 1).state_dict()
+    fresh = weights.build_draft(None, deeper, target, 1).state_dict()
+    for name, weight in weights.build_draft(init, deeper, target, 1).state_dict().items():
+        assert torch.equal(weight, source.get(name, fresh[name])), name
+    assert source.keys() < fresh.keys()
+
+
 def test_muon_leaves_heads_to_adamw() -> None:
     draft = weights.build_draft(None, SPARK, causal_model(vocab_size=1024), 0)
     weights.mark_trainable(draft)
@@ -102,8 +136,6 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
         Trainer(target, DFlash(), others={"target": target}, **common)
     with pytest.raises(ValueError, match="target"):
         weights.build_draft(None, published(), target, 0)
-    with pytest.raises(ValueError, match="config"):
-        weights.build_draft("some-draft", DRAFT, target, 0)
     assert translate_config(DRAFT).mask_id == 1021
 
 

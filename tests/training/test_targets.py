@@ -111,6 +111,23 @@ def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) 
     assert (loaded.config.target_fingerprint is None) == (name != "target's head")
 
 
+@pytest.mark.parametrize("name", ["own head", "target's head"])
+def test_a_draft_trained_further_keeps_the_tokens_of_an_equal_head(
+    name: str, tmp_path: Path
+) -> None:
+    train(tmp_path, "own head", "first", 2)
+    init = load_draft(tmp_path / "first" / "export", load_model("tiny-aux"))
+    write_lines(tmp_path / "data.jsonl", {"prompt": "?", "response": "Other."})
+    changes = {"model.init": f"{tmp_path}/first/export", "train.batch": 1}
+    trainer = recipe(tmp_path, name, "again", **changes).build_trainer()
+    draft = trainer.model
+    trainer.close()
+    is_kept = name == "own head"
+    assert torch.equal(draft.head_tokens, init.head_tokens) == is_kept
+    assert torch.equal(draft.unembedding.weight, init.unembedding.weight) == is_kept
+    assert torch.equal(draft.fusion.weight, init.fusion.weight)
+
+
 def test_a_token_that_the_head_does_not_cover_has_no_loss(tmp_path: Path) -> None:
     for dpace in ("false", "true"):
         out = f"dpace-{dpace}"

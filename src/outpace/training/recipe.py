@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.checkpoints.fingerprint import digest_weights
 from outpace.checkpoints.hub import resolve_checkpoint
+from outpace.checkpoints.load import load_config
 from outpace.field_types import check_names, read_section
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
@@ -97,7 +98,7 @@ class ModelSection:
     init: str | None = None
     """Folder or name of the checkpoint to start from; without it, weights are random."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Content of a `config.json`, or changes to fields of `init`'s."""
+    """Content of a `config.json`, or changes to fields of `init`'s; for a draft, all of it."""
     tokenizer: str | None = None
     """Folder or name of the tokenizer; `init`'s or `target`'s by default. A path is relative to the
     working directory."""
@@ -182,7 +183,8 @@ class Recipe:
             if published.get("target_head"):
                 published["target_fingerprint"] = digest_weights(model.target)
             begun = weights.build_draft(model.init, published, target, self.train.seed)
-            if model.init is None:
+            keeps_head = model.init and weights.shares_head(begun, load_config(model.init))
+            if model.config and not keeps_head:
                 self.choose_vocabulary(begun, target)
             weights.make_borrowed_head_dense(begun, target)
         elif model.init is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
 from outpace.models.packed import DenseState, build_linear, select_rows
 from outpace.models.transformer import Embedding, Stack, Transformer
+
+LOG = logging.getLogger(__name__)
+
+HEAD_STATE = {"unembedding.weight", "d2t", "t2d"}
 
 
 def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
@@ -100,21 +105,50 @@ def shift_queries(model: Transformer) -> None:
 def build_draft(
     init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
 ) -> Draft:
-    """Build a draft for a target, from a checkpoint or with random weights."""
+    """Build a draft for a target, from a checkpoint, a configuration, or both.
+
+    With both, the weights of `init` that have the same names and shapes are the first weights.
+    """
+    source: Draft | None = None
     if init is not None:
-        if config:
-            raise ValueError("[model] config cannot change a draft's init; give only one of them")
         check_draft_config(load_config(init))
-        model = load_draft(init, target, plain=True).float()
-        model.cos, model.sin = model.build_rotary_tables()
-        return model
+        source = load_draft(init, target, plain=True).float()
+        source.cos, source.sin = source.build_rotary_tables()
+        if not config:
+            return source
     published = check_draft_config(translate_config(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_draft_model(published, target)
     if published.copies_tables:
         copy_tables(model)
+    if source is not None:
+        copy_weights(model, source, str(init))
     return model
+
+
+def shares_head(draft: Draft, source: ModelConfig) -> bool:
+    """Return whether a draft has a separate head of as many tokens as a draft to start from."""
+    heads = [draft.config, source]
+    return (
+        not any(each.target_head for each in heads) and source.draft_vocab == heads[0].draft_vocab
+    )
+
+
+def copy_weights(draft: Draft, source: Draft, name: str) -> None:
+    """Copy what has the same name and shape; a head only with the tokens that it covers."""
+    held, state = source.state_dict(), draft.state_dict()
+    if not shares_head(draft, source.config):
+        held = {key: each for key, each in held.items() if key not in HEAD_STATE}
+    fitting = {k: v for k, v in held.items() if k in state and v.shape == state[k].shape}
+    if all(weight.dim() < 2 or key in HEAD_STATE for key, weight in fitting.items()):
+        raise ValueError(
+            f"[model] no layer of init {name!r} has the names and shapes of config's; change "
+            "config, or leave out init"
+        )
+    draft.load_state_dict(fitting, strict=False)
+    if left := [key for key in state if key not in fitting]:
+        LOG.warning("%d of %d tensors are not those of %s: %s", len(left), len(state), name, left)
 
 
 @torch.no_grad()
