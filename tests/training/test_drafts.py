@@ -16,7 +16,7 @@ from outpace.checkpoints.load import load_draft
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, DSparkDraft
 from outpace.models.extending import EagleDraft
 from outpace.training import weights
-from outpace.training.draft_recipe import choose_layers
+from outpace.training.draft_recipe import accepted_after, choose_layers
 from outpace.training.objectives import MDLM, DFlash, Eagle3
 from outpace.training.optim import Optim
 from outpace.training.recipe import train_recipe
@@ -112,6 +112,11 @@ def test_a_deeper_draft_starts_from_the_layers_that_fit(tmp_path: Path) -> None:
     for name, weight in weights.build_draft(init, deeper, target, 1).state_dict().items():
         assert torch.equal(weight, source.get(name, fresh[name])), name
     assert source.keys() < fresh.keys()
+
+
+def test_what_a_number_of_answers_may_give() -> None:
+    assert [accepted_after(n) for n in (0, 2400, 1e9)] == pytest.approx([1.81, 1.81, 2.95])
+    assert 1.81 < accepted_after(5000) < accepted_after(12000) == pytest.approx(2.48)
 
 
 def test_muon_leaves_heads_to_adamw() -> None:

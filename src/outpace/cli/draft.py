@@ -136,6 +136,7 @@ def answer_for_draft(
     from outpace.checkpoints.fingerprint import Fingerprint
     from outpace.data.prompt_set import CARD_FILE
     from outpace.methods import Autoregressive
+    from outpace.training.draft_recipe import accepted_after
     from outpace.training.report import format_duration
 
     data = folder / "data"
@@ -150,18 +151,23 @@ def answer_for_draft(
             seconds = time.perf_counter() - start
             done = sum(counts["answers"] for counts in card["files"].values())
             answering = seconds * (len(prompts.training) - len(first)) / max(done, 1)
-            training = time_steps(target, folder, overrides, options) * len(prompts.training)
+            count = len(prompts.training)
+            seconds, epochs = time_steps(target, folder, overrides, options)
             console.print(
-                f"{target}: {len(prompts.training)} prompts; about {format_duration(answering)} "
-                f"for their answers and at most {format_duration(training)} for training",
+                f"{target}: {count} prompts; about {format_duration(answering)} for their answers "
+                f"and at most {format_duration(seconds * count)} for training; with so many, a "
+                f"draft of Qwen2.5-Coder-0.5B accepted {accepted_after(epochs * count):.1f} tokens "
+                "per verification of held-out text",
                 soft_wrap=True,
             )
         card = answer_prompts(llm, fingerprint, prompts, data, batch=batch, **options)
     print_card(card, data)
 
 
-def time_steps(target: str, folder: Path, overrides: Sequence[str], options: Options) -> float:
-    """Return the seconds per prompt of a run, by a few steps on the answers that are there."""
+def time_steps(
+    target: str, folder: Path, overrides: Sequence[str], options: Options
+) -> tuple[float, float]:
+    """Return the seconds per prompt of a run, by a few steps on the answers, and its epochs."""
     from outpace.training.recipe import load_recipe
     from outpace.training.report import METRICS_FILE
 
@@ -182,7 +188,7 @@ def time_steps(target: str, folder: Path, overrides: Sequence[str], options: Opt
         lines = (out / METRICS_FILE).read_text("utf-8").splitlines()
     first, *_, last = (json.loads(line)["seconds"] for line in lines)
     epochs = recipe.train.epochs or 1
-    return epochs * (last - first) / (TRIAL_STEPS - 1) / recipe.train.batch
+    return epochs * (last - first) / (TRIAL_STEPS - 1) / recipe.train.batch, epochs
 
 
 def write_draft_recipe(target: str, folder: Path, path: Path, options: Options) -> None:
