@@ -205,6 +205,8 @@ def test_a_line_changes_beyond_chance_alone() -> None:
     assert verdict(claim("falls", "accuracy"), close, points=points) == FAILS
     nearer = [{"accuracy": 80}, {"accuracy": 78}]
     assert verdict(claim("falls", "accuracy"), close, points=nearer) == SMALL
+    unsolved = [result("a=1", 0, 10), result("a=2", 0, 20)]  # an interval without width
+    assert verdict(claim("falls", "accuracy"), unsolved, points=points) == SMALL
 
 
 def test_speeds_differ_beyond_the_noise_of_their_rounds() -> None:

@@ -55,12 +55,14 @@ class Change:
     def verdict(self, *, up: bool, expected: float | None = None) -> str:
         """Judge a direction, by the same rule for and against.
 
-        An interval with 0 is too small a change to test, unless it excludes the `expected` one.
+        An interval with 0 is too small a change to test, unless it excludes the `expected` one;
+        so is one without width, as where neither line solves a problem.
         """
         if self.low > 0 or self.high < 0:
             return HOLDS if (self.low > 0) is up else FAILS
+        has_width = self.low < self.high
         is_excluded = expected is not None and not self.low <= expected <= self.high
-        return FAILS if is_excluded else SMALL
+        return FAILS if has_width and is_excluded else SMALL
 
 
 def describe(verdict: str, note: str) -> str:
