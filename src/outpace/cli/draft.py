@@ -155,7 +155,7 @@ def answer_for_draft(
             seconds, epochs = time_steps(target, folder, overrides, options)
             console.print(
                 f"{target}: {count} prompts; about {format_duration(answering)} for their answers "
-                f"and at most {format_duration(seconds * count)} for training; with so many, a "
+                f"and at most {format_duration(seconds * count)} for training; after them, a "
                 f"draft of Qwen2.5-Coder-0.5B accepted {accepted_after(epochs * count):.1f} tokens "
                 "per verification of held-out text",
                 soft_wrap=True,

@@ -23,7 +23,7 @@ HEAD_TOKENS = 8192
 
 LEARNT = {2400: 1.81, 12000: 2.48, 26400: 2.95}
 """Held-out accepted tokens per verification of the draft in `drafts/` of Qwen2.5-Coder-0.5B, after
-so many answers of all epochs (benchmarks/results/real-text-training.json)."""
+this many answers of all epochs (benchmarks/results/real-text-training.json)."""
 
 Sections = dict[str, dict[str, Any]]
 """Sections of a recipe by their name, with dots; that of keys outside sections is empty."""
@@ -79,7 +79,7 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
 
 
 def accepted_after(answers: float) -> float:
-    """Return what `LEARNT` says of a number of answers, between its ends."""
+    """Return the value of `LEARNT` for a number of answers, between its ends."""
     known = [*map(math.log, LEARNT)]
     return float(np.interp(math.log(max(answers, 1.0)), known, [*LEARNT.values()]))
 
