@@ -129,10 +129,8 @@ def build_draft(
 
 def shares_head(draft: Draft, source: ModelConfig) -> bool:
     """Return whether a draft has a separate head of as many tokens as a draft to start from."""
-    heads = [draft.config, source]
-    return (
-        not any(each.target_head for each in heads) and source.draft_vocab == heads[0].draft_vocab
-    )
+    borrows = draft.config.target_head or source.target_head
+    return not borrows and draft.config.draft_vocab == source.draft_vocab
 
 
 def copy_weights(draft: Draft, source: Draft, name: str) -> None:

@@ -13,9 +13,7 @@ from outpace.lab.reproduce.memory import billions_of, fit_entries, gib_of
 from refusal import refuses
 
 CONFIGS = json.loads((Path(__file__).parents[2] / "golden" / "configs.json").read_text())
-FULL = [
-    e for name in PAPERS for f in figures(name) for p in f.scales.get("full", ()) for e in p.every
-]
+FULL = [e for name in PAPERS for f in figures(name) for p in f.scales["full"] for e in p.every]
 
 
 @pytest.mark.parametrize("name", sorted({name for e in FULL for name in e.model_names}))
