@@ -95,7 +95,7 @@ def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None
 PINGS = {
     "/v1/chat/completions": r": ping\n\n",
     "/v1/completions": r": ping\n\n",
-    "/v1/messages": r'event: ping\ndata: \{"type":"ping"\}\n\nevent: message_delta\n',
+    "/v1/messages": r'event: ping\ndata: \{"type":"ping"\}\n\n',
     "/v1/responses": r'event: keepalive\ndata: \{"type":"keepalive","sequence_number":\d+\}\n\n',
 }
 
