@@ -106,12 +106,16 @@ def test_a_deeper_draft_starts_from_the_layers_that_fit(tmp_path: Path) -> None:
     run = draft_trainer(tmp_path, DRAFT, DFlash(anchors=4), steps=1)
     run.export(tmp_path / "export")
     target, init = run.loss_module.models.others["target"], str(tmp_path / "export")
-    deeper = DRAFT | {"num_hidden_layers": 2}
-    source = weights.build_draft(init, {}, target, 1).state_dict()
-    fresh = weights.build_draft(None, deeper, target, 1).state_dict()
-    for name, weight in weights.build_draft(init, deeper, target, 1).state_dict().items():
-        assert torch.equal(weight, source.get(name, fresh[name])), name
-    assert source.keys() < fresh.keys()
+    source = weights.build_draft(init, {}, target, 1)
+    deeper = weights.build_draft(init, DRAFT | {"num_hidden_layers": 2}, target, 1)
+    before, after = source.state_dict(), deeper.state_dict()
+    assert before.keys() < after.keys()
+    for name, weight in before.items():
+        assert torch.equal(after[name], weight), name
+    for name in after.keys() - before.keys():
+        assert after[name].any() != name.endswith(("attention.out.weight", "mlp.down.weight")), name
+    rows = torch.randn(2, 4, source.config.dim, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(deeper.blocks[1].mlp(rows), torch.zeros_like(rows))
 
 
 def test_what_a_number_of_answers_may_give() -> None:

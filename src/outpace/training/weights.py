@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.checkpoints.checkpoint import family_of, translate_config
 from outpace.checkpoints.families import FAMILIES
@@ -145,6 +145,10 @@ def copy_weights(draft: Draft, source: Draft, name: str) -> None:
             "config, or leave out init"
         )
     draft.load_state_dict(fitting, strict=False)
+    # An added layer changes nothing at first, so that the draft proposes what it did before.
+    for block in [*draft.blocks][source.config.layers :]:
+        for output in (block.attention.out, block.mlp.down):
+            nn.init.zeros_(output.get_parameter("weight"))
     if left := [key for key in state if key not in fitting]:
         LOG.warning("%d of %d tensors are not those of %s: %s", len(left), len(state), name, left)
 
