@@ -85,7 +85,7 @@ def draft_trainer(
     target = target or causal_model(vocab_size=1024)
     defaults = {"data": "story:train", "lr": 1e-2, "warmup": 2, "decay": 0, "batch": 4}
     return Trainer(
-        weights.build_draft(None, config, target, 0),
+        weights.build_draft(config, target, 0),
         objective,
         out=out,
         tokenizer=ZOO_TOKENIZER,

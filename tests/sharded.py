@@ -83,17 +83,17 @@ def trainers(
         "lora": (fresh("DreamModel", **MASK), D2F(block=8), {"adapter": LoRA(rank=2, alpha=4)}),
         "wedlm": (fresh("WeDLMForCausalLM", **MASK), WeDLM(), {}),
         "dflash": (
-            weights.build_draft(None, DRAFT, target, 0),
+            weights.build_draft(DRAFT, target, 0),
             DFlash(anchors=4),
             {"others": {"target": target}},
         ),
         "adding": (
-            weights.build_draft(None, FUSED, fourth, 0),
+            weights.build_draft(FUSED, fourth, 0),
             DFlash(anchors=4),
             {"others": {"target": fourth}},
         ),
         "dspark": (
-            weights.build_draft(None, SPARK, fifth, 0),
+            weights.build_draft(SPARK, fifth, 0),
             DFlash(anchors=4),
             {"others": {"target": fifth}},
         ),
@@ -103,12 +103,12 @@ def trainers(
             {},
         ),
         "eagle3": (
-            weights.build_draft(None, published_eagle(vocab_size=1024), third, 0),
+            weights.build_draft(published_eagle(vocab_size=1024), third, 0),
             Eagle3(tokens=3),
             {"others": {"target": third}},
         ),
         "stored": (
-            weights.build_draft(None, DRAFT, other, 0),
+            weights.build_draft(DRAFT, other, 0),
             DFlash(anchors=4, divergence=True),
             {"others": {"target": other}, "data": stored},
         ),

@@ -80,7 +80,7 @@ def test_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
     run = draft_trainer(tmp_path, SPARK, DFlash(anchors=4), steps=1)
     run.export(tmp_path / "export")
     target = run.loss_module.models.others["target"]
-    again = weights.build_draft(str(tmp_path / "export"), {}, target, 1)
+    again = weights.load_trained_draft(str(tmp_path / "export"), target)
     loaded = load_draft(tmp_path / "export", target)
     assert torch.equal(again.transition.weight, loaded.transition.weight)
 
@@ -88,26 +88,32 @@ def test_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
 def test_a_changed_draft_starts_from_weights_that_fit(tmp_path: Path) -> None:
     run = draft_trainer(tmp_path, EAGLE, Eagle3(tokens=2), steps=1)
     run.export(tmp_path / "export")
-    target, init = run.loss_module.models.others["target"], str(tmp_path / "export")
-    same = weights.build_draft(init, EAGLE, target, 1)
-    whole = weights.build_draft(init, {}, target, 1)
-    assert same.state_dict().keys() == whole.state_dict().keys()
-    for name, weight in same.state_dict().items():
-        assert torch.equal(weight, whole.state_dict()[name]), name
-    other = weights.build_draft(init, {**EAGLE, "draft_vocab_size": 500}, target, 1)
-    assert other.head_tokens.tolist() == [*range(500)]  # the tokens of the data are set later
-    assert torch.equal(other.fusion.weight, whole.fusion.weight)
+    target = run.loss_module.models.others["target"]
+    source = weights.load_trained_draft(str(tmp_path / "export"), target)
+    draft = weights.build_draft(EAGLE, target, 1, source)
+    for name in draft.state_dict().keys() - weights.HEAD_STATE:
+        assert torch.equal(draft.state_dict()[name], source.state_dict()[name]), name
+    learnt, tokens = source.unembedding.weight, source.head_tokens
+    fresh = next(token for token in range(1024) if token not in tokens)
+    weights.cover_tokens(draft, torch.tensor([*tokens[1:], fresh]), source)
+    assert draft.head_tokens.tolist() == [*tokens[1:], fresh]
+    rows = draft.unembedding.weight
+    assert torch.equal(rows[:-1], learnt[1:])
+    theirs = weights.head_rows(target, tokens)
+    fitted = torch.linalg.lstsq(theirs, learnt).solution
+    assert (theirs @ fitted - learnt).norm() < (theirs - learnt).norm()
+    torch.testing.assert_close(rows[-1:], weights.head_rows(target, torch.tensor([fresh])) @ fitted)
     deeper = causal_model(vocab_size=1024, num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"no layer of init"):
-        weights.build_draft(init, EAGLE | UNLIKE, deeper, 1)
+        weights.build_draft(EAGLE | UNLIKE, deeper, 1, source)
 
 
 def test_a_deeper_draft_starts_from_the_layers_that_fit(tmp_path: Path) -> None:
     run = draft_trainer(tmp_path, DRAFT, DFlash(anchors=4), steps=1)
     run.export(tmp_path / "export")
-    target, init = run.loss_module.models.others["target"], str(tmp_path / "export")
-    source = weights.build_draft(init, {}, target, 1)
-    deeper = weights.build_draft(init, DRAFT | {"num_hidden_layers": 2}, target, 1)
+    target = run.loss_module.models.others["target"]
+    source = weights.load_trained_draft(str(tmp_path / "export"), target)
+    deeper = weights.build_draft(DRAFT | {"num_hidden_layers": 2}, target, 1, source)
     before, after = source.state_dict(), deeper.state_dict()
     assert before.keys() < after.keys()
     for name, weight in before.items():
@@ -124,7 +130,7 @@ def test_what_a_number_of_answers_may_give() -> None:
 
 
 def test_muon_leaves_heads_to_adamw() -> None:
-    draft = weights.build_draft(None, SPARK, causal_model(vocab_size=1024), 0)
+    draft = weights.build_draft(SPARK, causal_model(vocab_size=1024), 0)
     weights.mark_trainable(draft)
     _, muon = Optim(optimizer="muon").build_optimizers(draft)
     own = {id(p) for group in muon.param_groups for p in group["params"]}
@@ -136,7 +142,7 @@ def test_muon_leaves_heads_to_adamw() -> None:
 def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
-    draft = weights.build_draft(None, DRAFT, target, 0)
+    draft = weights.build_draft(DRAFT, target, 0)
     with pytest.raises(ValueError, match="^others"):
         Trainer(draft, DFlash(), **common)
     with pytest.raises(ValueError, match="^others"):
@@ -144,7 +150,7 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^dflash"):
         Trainer(target, DFlash(), others={"target": target}, **common)
     with pytest.raises(ValueError, match="target"):
-        weights.build_draft(None, published(), target, 0)
+        weights.build_draft(published(), target, 0)
     assert translate_config(DRAFT).mask_id == 1021
 
 

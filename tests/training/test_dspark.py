@@ -46,7 +46,7 @@ def config(**changes: Any) -> dict[str, Any]:
 class Pair:
     def __init__(self, changes: dict[str, Any] | None = None, **options: Any) -> None:
         self.target = causal_model()
-        self.draft = weights.build_draft(None, config(**changes or {}), self.target, 0)
+        self.draft = weights.build_draft(config(**changes or {}), self.target, 0)
         generator = torch.Generator().manual_seed(1)
         for parameter in self.draft.parameters():
             if parameter.dim() == 2:

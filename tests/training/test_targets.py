@@ -112,19 +112,23 @@ def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["own head", "target's head"])
-def test_a_draft_trained_further_keeps_the_tokens_of_an_equal_head(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_draft_trained_further_keeps_its_rows(name: str, tmp_path: Path) -> None:
     train(tmp_path, "own head", "first", 2)
-    init = load_draft(tmp_path / "first" / "export", load_model("tiny-aux"))
+    target = load_model("tiny-aux")
+    init = load_draft(tmp_path / "first" / "export", target)
     write_lines(tmp_path / "data.jsonl", {"prompt": "?", "response": "Other."})
     changes = {"model.init": f"{tmp_path}/first/export", "train.batch": 1}
     trainer = recipe(tmp_path, name, "again", **changes).build_trainer()
-    draft = trainer.model
+    draft, response = trainer.model, trainer.examples[0].response
     trainer.close()
-    is_kept = name == "own head"
-    assert torch.equal(draft.head_tokens, init.head_tokens) == is_kept
-    assert torch.equal(draft.unembedding.weight, init.unembedding.weight) == is_kept
+    assert {*response} - {*init.head_tokens.tolist()}  # the answer has tokens that are new
+    assert {*response} <= {*draft.head_tokens.tolist()}
+    places = init.head_labels(draft.head_tokens)
+    assert (places >= 0).sum() >= 300 - len({*response})
+    kept = init.unembedding if name == "own head" else target.embedding
+    chosen = places if name == "own head" else draft.head_tokens
+    known = places >= 0
+    assert torch.equal(draft.unembedding.weight[known], kept.weight[chosen[known]])
     assert torch.equal(draft.fusion.weight, init.fusion.weight)
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +22,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.checkpoints.fingerprint import digest_weights
 from outpace.checkpoints.hub import resolve_checkpoint
-from outpace.checkpoints.load import load_config
 from outpace.field_types import check_names, read_section
+from outpace.models.config import ModelConfig
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
@@ -39,7 +39,7 @@ from outpace.training.optim import Optim
 from outpace.training.run_setup import require_tokenizer
 from outpace.training.trackers import lock_folder, write_atomically
 from outpace.training.trainer import Trainer, exit_exception
-from outpace.training.weights import head_rows
+from outpace.training.weights import cover_tokens
 
 COUNTED_EXAMPLES = 20_000
 """Examples whose tokens are counted."""
@@ -48,33 +48,31 @@ TOKENS_FILE = "draft_tokens.json"
 """File of the covered tokens in the folder of a run, so that a resumed run has the same."""
 
 
-def choose_vocabulary(draft: Draft, examples: Examples, out: Path) -> None:
+def choose_vocabulary(draft: Draft, examples: Examples, out: Path, source: Draft | None) -> None:
     """Let the head of a new draft cover the most frequent tokens of responses."""
-    # The head starts with the target's rows of these tokens.
     path = out / TOKENS_FILE
     if path.exists():
         tokens = read_tokens(path, draft)
     else:
-        tokens = frequent_tokens(examples, draft.config.draft_vocab, draft.config.vocab)
+        covered = source.head_tokens if source is not None else None
+        known = set() if covered is None else {*covered.tolist()}
+        tokens = frequent_tokens(examples, draft.config, known)
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(tokens) + "\n")
-    draft.set_head_tokens(torch.tensor(tokens))
-    if draft.config.target_head:
-        draft.borrow_rows(plain=True)
-        return
-    assert draft.unembedding is not None
-    with torch.no_grad():
-        rows = head_rows(draft.lender[0], torch.tensor(tokens))
-        draft.unembedding.get_parameter("weight").copy_(rows)
+    cover_tokens(draft, torch.tensor(tokens), source)
 
 
-def frequent_tokens(examples: Examples, count: int, vocab: int) -> list[int]:
-    """Return the most frequent tokens of responses, in ascending order; then the first others."""
+def frequent_tokens(examples: Examples, draft: ModelConfig, known: Set[int]) -> list[int]:
+    """Return the most frequent tokens of responses, in ascending order.
+
+    Of tokens as frequent as others, those that the draft to start from covers, `known`, are first.
+    """
     total = examples.epoch_size or COUNTED_EXAMPLES
     counts = Counter[int]()
     for number in range(min(total, COUNTED_EXAMPLES)):
         counts.update(examples[number].response)
-    return sorted(sorted(range(vocab), key=lambda token: (-counts[token], token))[:count])
+    order = sorted(range(draft.vocab), key=lambda token: (-counts[token], token not in known))
+    return sorted(order[: draft.draft_vocab])
 
 
 def read_tokens(path: Path, draft: Draft) -> list[int]:
@@ -166,12 +164,12 @@ class Recipe:
         is_plain = name == "none" or self.train.shard or torch.accelerator.is_available()
         return None if is_plain else name
 
-    def choose_vocabulary(self, draft: Draft, target: Transformer) -> None:
+    def choose_vocabulary(self, draft: Draft, target: Transformer, source: Draft | None) -> None:
         if draft.head_tokens is not None:
             data = limit_length(self.data, [draft.config, target.config])
             tokenizer = require_tokenizer(resolve_checkpoint(self.model.tokenizer_source))
             examples = Examples(data, tokenizer, self.train.seed)
-            choose_vocabulary(draft, examples, Path(self.out))
+            choose_vocabulary(draft, examples, Path(self.out), source)
 
     def build_trainer(self) -> Trainer:
         model, dtype = self.model, DTYPES[self.model.dtype]
@@ -182,10 +180,12 @@ class Recipe:
             published = dict(model.config)
             if published.get("target_head"):
                 published["target_fingerprint"] = digest_weights(model.target)
-            begun = weights.build_draft(model.init, published, target, self.train.seed)
-            keeps_head = model.init and weights.shares_head(begun, load_config(model.init))
-            if model.config and not keeps_head:
-                self.choose_vocabulary(begun, target)
+            source = weights.load_trained_draft(model.init, target) if model.init else None
+            if source is not None and not published:
+                begun = source
+            else:
+                begun = weights.build_draft(published, target, self.train.seed, source)
+                self.choose_vocabulary(begun, target, source)
             weights.make_borrowed_head_dense(begun, target)
         elif model.init is None:
             begun = weights.random_model(model.config, self.train.seed)

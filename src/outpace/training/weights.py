@@ -102,20 +102,22 @@ def shift_queries(model: Transformer) -> None:
             heads.copy_(rotate_heads(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
 
 
-def build_draft(
-    init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
-) -> Draft:
-    """Build a draft for a target, from a checkpoint, a configuration, or both.
+def load_trained_draft(init: str, target: Transformer) -> Draft:
+    """Load a draft to train further, in float32."""
+    check_draft_config(load_config(init))
+    draft = load_draft(init, target, plain=True).float()
+    draft.cos, draft.sin = draft.build_rotary_tables()
+    return draft
 
-    With both, the weights of `init` that have the same names and shapes are the first weights.
+
+def build_draft(
+    config: Mapping[str, Any], target: Transformer, seed: int, source: Draft | None = None
+) -> Draft:
+    """Build a draft for a target from the content of a `config.json`.
+
+    Its first weights are those of `source` that have the same names and shapes; see `cover_tokens`
+    for its head.
     """
-    source: Draft | None = None
-    if init is not None:
-        check_draft_config(load_config(init))
-        source = load_draft(init, target, plain=True).float()
-        source.cos, source.sin = source.build_rotary_tables()
-        if not config:
-            return source
     published = check_draft_config(translate_config(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -123,34 +125,52 @@ def build_draft(
     if published.copies_tables:
         copy_tables(model)
     if source is not None:
-        copy_weights(model, source, str(init))
+        copy_weights(model, source)
     return model
 
 
-def shares_head(draft: Draft, source: ModelConfig) -> bool:
-    """Return whether a draft has a separate head of as many tokens as a draft to start from."""
-    borrows = draft.config.target_head or source.target_head
-    return not borrows and draft.config.draft_vocab == source.draft_vocab
-
-
-def copy_weights(draft: Draft, source: Draft, name: str) -> None:
-    """Copy what has the same name and shape; a head only with the tokens that it covers."""
+def copy_weights(draft: Draft, source: Draft) -> None:
+    """Copy what has the same name and shape, except a head of some tokens."""
     held, state = source.state_dict(), draft.state_dict()
-    if not shares_head(draft, source.config):
+    if draft.head_tokens is not None:
         held = {key: each for key, each in held.items() if key not in HEAD_STATE}
     fitting = {k: v for k, v in held.items() if k in state and v.shape == state[k].shape}
     if all(weight.dim() < 2 or key in HEAD_STATE for key, weight in fitting.items()):
         raise ValueError(
-            f"[model] no layer of init {name!r} has the names and shapes of config's; change "
-            "config, or leave out init"
+            "[model] no layer of init has the names and shapes of config's; change config, or "
+            "leave out init"
         )
     draft.load_state_dict(fitting, strict=False)
     # An added layer changes nothing at first, so that the draft proposes what it did before.
     for block in [*draft.blocks][source.config.layers :]:
         for output in (block.attention.out, block.mlp.down):
             nn.init.zeros_(output.get_parameter("weight"))
-    if left := [key for key in state if key not in fitting]:
-        LOG.warning("%d of %d tensors are not those of %s: %s", len(left), len(state), name, left)
+    if left := [key for key in state if key not in fitting and key not in HEAD_STATE]:
+        LOG.warning("%d of %d tensors are not those of init: %s", len(left), len(state), left)
+
+
+@torch.no_grad()
+def cover_tokens(draft: Draft, tokens: Tensor, source: Draft | None = None) -> None:
+    """Let the head of a new draft cover tokens `i64[D]`.
+
+    Its rows are the target's. If both drafts have their own, it begins with those of `source` and,
+    for tokens that `source` lacks, the target's rows by the linear map that fits those best.
+    """
+    draft.set_head_tokens(tokens)
+    if draft.config.target_head:
+        draft.borrow_rows(plain=True)
+        return
+    (target,) = draft.lender
+    rows = head_rows(target, tokens)
+    if source is not None and source.unembedding is not None and not source.config.target_head:
+        learnt = source.unembedding.get_parameter("weight")
+        covered = source.head_tokens
+        covered = torch.arange(len(learnt)) if covered is None else covered
+        places = source.head_labels(tokens)
+        rows = rows @ torch.linalg.lstsq(head_rows(target, covered), learnt).solution
+        rows[places >= 0] = learnt[places[places >= 0]]
+    assert draft.unembedding is not None
+    draft.unembedding.get_parameter("weight").copy_(rows)
 
 
 @torch.no_grad()
