@@ -164,11 +164,11 @@ def cover_tokens(draft: Draft, tokens: Tensor, source: Draft | None = None) -> N
     rows = head_rows(target, tokens)
     if source is not None and source.unembedding is not None and not source.config.target_head:
         learnt = source.unembedding.get_parameter("weight")
-        covered = source.head_tokens
-        covered = torch.arange(len(learnt)) if covered is None else covered
-        places = source.head_labels(tokens)
-        rows = rows @ torch.linalg.lstsq(head_rows(target, covered), learnt).solution
-        rows[places >= 0] = learnt[places[places >= 0]]
+        covered, places = source.head_tokens, source.head_labels(tokens)
+        known = places >= 0
+        if covered is not None and not known.all():
+            rows = rows @ torch.linalg.lstsq(head_rows(target, covered), learnt).solution
+        rows[known] = learnt[places[known]]
     assert draft.unembedding is not None
     draft.unembedding.get_parameter("weight").copy_(rows)
 
