@@ -67,14 +67,9 @@ class LowRankUpdate(nn.Module):
     def __init__(self, published: str, size: tuple[int, int], lora: LoRA) -> None:
         super().__init__()
         self.published, self.scale = published, lora.alpha / lora.rank
-        self.dropout = nn.Dropout(lora.dropout)
         self.down = nn.Parameter(torch.empty(lora.rank, size[1]))
         self.up = nn.Parameter(torch.zeros(size[0], lora.rank))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.linear(self.dropout(x), self.down)
-        return F.linear(inner, self.up) * self.scale
 
 
 class AdaptedLinear(nn.Module):
@@ -84,7 +79,8 @@ class AdaptedLinear(nn.Module):
         self, path: str, linear: nn.Linear, parts: Sequence[tuple[str, int]], lora: LoRA
     ) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear, self.dropout = linear, nn.Dropout(lora.dropout)
+        self.scale = lora.alpha / lora.rank
         self.sizes = [size for _, size in parts]
         self.updates = nn.ModuleDict(
             {
@@ -95,10 +91,18 @@ class AdaptedLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = list(self.linear(x).split(self.sizes, dim=-1))
-        for number, update in self.updates.items():
-            parts[int(number)] = parts[int(number)] + update(x)
-        return torch.cat(parts, dim=-1)
+        # Together the updates are one of the fused matrix, which needs fewer passes over its rows.
+        down, up = [], []
+        for number, size in enumerate(self.sizes):
+            if (key := str(number)) in self.updates:
+                update = self.updates[key]
+                down.append(update.down)
+                up.append(update.up)
+            else:
+                up.append(x.new_zeros(size, 0))
+        inner = F.linear(self.dropout(x), torch.cat(down)) * self.scale
+        added: Tensor = self.linear(x) + F.linear(inner, torch.block_diag(*up))
+        return added
 
 
 def attach_adapter(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
