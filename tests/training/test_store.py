@@ -16,6 +16,7 @@ from outpace.models.transformer import Transformer
 from outpace.training import Data, Objective, Trainer, store
 from outpace.training.objective import FeatureSpec
 from outpace.training.objectives import SFT, DFlash, Eagle3
+from outpace.training.rows import Rows
 from runs import draft_trainer, losses, trainer, write_lines
 from sharded import DRAFT
 
@@ -75,6 +76,22 @@ def test_stored_features_train_as_live_ones(
     target = run.loss_module.models.others["target"]
     target.blocks = torch.nn.ModuleList()  # no longer needed
     run.train_step(6, 8)
+
+
+def test_features_have_the_dtype_of_the_target(tmp_path: Path) -> None:
+    data(tmp_path / "data.jsonl")
+    run = drafting(tmp_path, "run", target=causal_model(seed=1, vocab_size=1024).bfloat16())
+    features = run.feature_store
+    assert features is not None
+
+    def scored(rows: Rows, reading: FeatureSpec) -> torch.Tensor:
+        """Float32, as quantized matrices return."""
+        return torch.ones(len(rows), 2 * 32)
+
+    found = features.compute_features(scored, [0, 1, 2], 1, 8, torch.device("cpu"))
+    assert {part.dtype for part in found.values()} == {torch.bfloat16}
+    sizes = sum(part.nbytes for part in found.values())
+    assert sizes == features.row_bytes * sum(map(len, found.values()))
 
 
 def test_features_of_packed_examples_are_those_of_each_alone() -> None:

@@ -92,12 +92,12 @@ class AdaptedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Together the updates are one of the fused matrix, which needs fewer passes over its rows.
-        down, up = [], []
+        down, up = list[Tensor](), list[Tensor]()
         for number, size in enumerate(self.sizes):
             if (key := str(number)) in self.updates:
                 update = self.updates[key]
-                down.append(update.down)
-                up.append(update.up)
+                down.append(update.get_parameter("down"))
+                up.append(update.get_parameter("up"))
             else:
                 up.append(x.new_zeros(size, 0))
         inner = F.linear(self.dropout(x), torch.cat(down)) * self.scale

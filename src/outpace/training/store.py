@@ -66,13 +66,14 @@ class FeatureStore:
             )
         self.folder, self.examples, self.feature_spec = Path(folder), examples, reading
         self.records = examples.record_count
-        self.row_bytes = reading.feature_width(target.config) * target.norm.weight.element_size()
+        self.dtype = target.norm.weight.dtype
+        self.row_bytes = reading.feature_width(target.config) * self.dtype.itemsize
         self.index = {
             "target": model_digest(target),
             "tokenization": tokenization_digest(examples),
             "layers": [*reading.layers],
             "last": reading.last,
-            "computed": f"{target.norm.weight.dtype}".removeprefix("torch.") + f", {precision}",
+            "computed": f"{self.dtype}".removeprefix("torch.") + f", {precision}",
         }
         self.check_folder()
         files = range(-(-self.records // RECORDS_PER_FILE))
@@ -194,8 +195,9 @@ class FeatureStore:
             rows = pack_documents([unscored_rows(example) for _, example in texts]).to(device)
             parts = scored(rows, self.feature_spec).split([len(example) for _, example in texts])
             if chunk:
-                pairs = zip(texts, parts, strict=True)
-                found |= {str(record): part.cpu().contiguous() for (record, _), part in pairs}
+                # Quantized matrices return float32, whatever the dtype of their model.
+                pairs = zip(texts, (part.to("cpu", self.dtype) for part in parts), strict=True)
+                found |= {str(record): part.contiguous() for (record, _), part in pairs}
         return found
 
     def write_file(self, number: int, tensors: dict[str, Tensor]) -> None:
