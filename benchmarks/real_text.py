@@ -45,8 +45,6 @@ def list_stages(options: argparse.Namespace) -> dict[str, list[str]]:
     for name in ("wedlm", "dream", "d2f"):
         words = [f"model.init={small}", f"data.path={answers / 'train.jsonl'}"]
         words += [f"held_out.path={answers / 'held.jsonl'}", f"out={folder / name}"]
-        if name == "d2f":
-            words.append(f"adapter.init={folder / 'dream' / 'export'}")
         stages[name] = [*outpace, "train", f"smollm2-135m-{name}", *words, *changes]
     given = {"target": small, "dflash": folder / "small-dflash" / "draft", "judge": options.target}
     given |= {name: folder / name / "export" for name in ("wedlm", "dream", "d2f")}
