@@ -190,7 +190,7 @@ def test_models_and_methods_are_listed(outpace):
     _, out, _ = outpace("models")
     assert re.search(r"tiny-dflash\s+│ dflash\s+│ 1.8\s+│ bundled", out)
     assert "DreamModel" not in out
-    draft = "Qwen/Qwen2.5-Coder-0.5B-Instruct: has a draft.*--method dflash --draft .*-0.5b-dflash"
+    draft = "Qwen/Qwen2.5-Coder-0.5B-Instruct: drafts by .*-0.5b-dflash; --method lookup"
     assert re.search(draft, out)
     _, out, _ = outpace("models", "--formats")
     assert "DreamModel" in out
