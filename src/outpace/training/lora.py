@@ -80,7 +80,6 @@ class AdaptedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.linear, self.dropout = linear, nn.Dropout(lora.dropout)
-        self.scale = lora.alpha / lora.rank
         self.sizes = [size for _, size in parts]
         self.updates = nn.ModuleDict(
             {
@@ -96,11 +95,12 @@ class AdaptedLinear(nn.Module):
         for number, size in enumerate(self.sizes):
             if (key := str(number)) in self.updates:
                 update = self.updates[key]
-                down.append(update.get_parameter("down"))
-                up.append(update.get_parameter("up"))
+                assert isinstance(update, LowRankUpdate)
+                down.append(update.down)
+                up.append(update.up * update.scale)
             else:
                 up.append(x.new_zeros(size, 0))
-        inner = F.linear(self.dropout(x), torch.cat(down)) * self.scale
+        inner = F.linear(self.dropout(x), torch.cat(down))
         added: Tensor = self.linear(x) + F.linear(inner, torch.block_diag(*up))
         return added
 
