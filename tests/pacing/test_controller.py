@@ -196,6 +196,20 @@ def test_long_prefills_do_not_affect_short_passes() -> None:
     assert ALONE.share(ALONE.run(pace, 40)) > 0.95
 
 
+def test_copies_do_not_prolong_a_trial() -> None:
+    """A trial of plain decoding ends where every third pass verifies a copy of the text."""
+    machine, pace, plain = Machine(chance=0.95), Machine(chance=0.95).new_controller(), 0
+    for cycle in range(100):
+        value = pace.choose_length()
+        plain += value == 1
+        if value > 1:
+            pace.record_pass("draft", MOST, machine.draft)
+        rows = 8 if value == 1 and cycle % 3 == 0 else value
+        pace.record_pass("target", rows, machine.target(rows))
+        pace.record_cycle(value, value)
+    assert plain < 25
+
+
 @pytest.mark.parametrize(("lost", "trier"), [(0, 0), (10**4, 1)])
 def test_one_request_tries_for_all(lost: int, trier: int) -> None:
     machine, pace = BAD, BAD.new_controller()

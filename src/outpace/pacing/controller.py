@@ -144,7 +144,7 @@ class PaceController:
         self.loads = {key: self.load_from_ratios(ratios) for key, ratios in (stored or {}).items()}
         self.load, self.requests = self.find_load((0, 0)), 1
         self.plain_passes = 0
-        """Consecutive plain passes of the target."""
+        """Plain passes of the target since it last verified a draft; copies may lie between."""
 
     def set_load(self, requests: int, context: int) -> None:
         """Set the number of running requests and their mean tokens, prompts included."""
@@ -195,7 +195,10 @@ class PaceController:
             if is_plain and self.plain_passes >= WARM_CYCLES:
                 self.load.plain_cycle = self.cycles
         if model == "target":
-            self.plain_passes = self.plain_passes + 1 if is_plain else 0
+            if is_plain:
+                self.plain_passes += 1
+            elif (self.load.trial or self.load.value) != self.least:
+                self.plain_passes = 0
             self.cycles += 1
 
     def record_cycle(self, value: int, tokens: int) -> None:
