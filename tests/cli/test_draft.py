@@ -20,7 +20,7 @@ def test_a_draft_is_made_from_prompts_and_continued_with_more(outpace, refused, 
     assert read_prompt_set([prompts], held_out=share).held_out
     assert not read_prompt_set([prompts], held_out=share - 0.002).held_out
     status, printed, err = outpace(*words, *small, "--data", prompts)
-    assert status == 0 and re.match(r"warning: .* 252 tokens .* 1167360 weights ", err), err
+    assert status == 0 and re.match(r"warning: .* 252 tokens .* 1400832 weights ", err), err
     assert "for their answers and at most" in printed and "accepted 1.8 tokens" in printed
     assert not [*out.glob("trial*")]
     answers, draft = (out / "data" / "train.jsonl").read_text(), out / "draft" / "config.json"

@@ -1,6 +1,7 @@
 """Pairings: built once, then looked up, and independent of each other."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -18,11 +19,22 @@ from helpers import (
     save_tokenizer,
 )
 from outpace import LLM
+from outpace.checkpoints.drafts import LocalDraft
 from outpace.checkpoints.load import load_config, save_model
 from outpace.decoding import Decoding, Request
+from outpace.engine import pairing
 from outpace.engine.cache import PAGE_SIZE
-from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS
-from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Method, Speculative
+from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS, MethodSelector
+from outpace.methods import (
+    APD,
+    D2F,
+    Autoregressive,
+    DFlash,
+    LeftToRight,
+    Lookup,
+    Method,
+    Speculative,
+)
 from refusal import refuses
 
 ROWS, SMALL = 264, 200
@@ -208,3 +220,15 @@ def test_default_canvas_of_a_diffusion_model_is_fixed(long: dict[str, str], meth
     llm = of_slots(long["diffusion"], 8192, method)
     assert {default(llm, requests=n) for n in (1, 7, 64)} == {DEFAULT_CANVAS_TOKENS}
     assert default(llm, 1000) == 24
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_sharded_model_has_no_default_draft_that_reads_rows_of_its_head(
+    folders: dict[str, str], sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "drafts/qwen2.5-coder-0.5b-dflash"
+    found = LocalDraft("dflash", name, str(Path(__file__).parents[2] / name))
+    monkeypatch.setattr(pairing, "best_local_draft", lambda target: found)
+    selector = MethodSelector.open(folders["causal"], sharded=sharded)
+    assert selector.draft == (None if sharded else found)
+    assert isinstance(selector.native, Lookup if sharded else DFlash)

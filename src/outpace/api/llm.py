@@ -127,7 +127,12 @@ class LLM:
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         # Invalid combinations are rejected before weights and vocabularies are read.
         self.methods = MethodSelector.open(
-            model, method, max_length=max_length, mask_id=mask_id, adapter=adapter
+            model,
+            method,
+            max_length=max_length,
+            mask_id=mask_id,
+            adapter=adapter,
+            sharded=tensor_parallel > 1,
         )
         self.name, self.config = self.methods.name, self.methods.config
         self.method = self.methods.default

@@ -230,6 +230,8 @@ class MethodSelector:
     max_length: int | None = None
     mask_id: int | None = None
     adapter: Adapter | None = None
+    sharded: bool = False
+    """Whether the model is sharded, for `tensor_parallel`."""
     opened: dict[str, Checkpoint] = field(default_factory=dict)
     """Further models by name."""
 
@@ -242,6 +244,7 @@ class MethodSelector:
         max_length: int | None = None,
         mask_id: int | None = None,
         adapter: str | Path | None = None,
+        sharded: bool = False,
     ) -> Self:
         return cls(
             checkpoint=Checkpoint(model),
@@ -249,6 +252,7 @@ class MethodSelector:
             max_length=max_length,
             mask_id=mask_id,
             adapter=None if adapter is None else Adapter(adapter),
+            sharded=sharded,
         )
 
     @property
@@ -283,7 +287,11 @@ class MethodSelector:
     def draft(self) -> LocalDraft | None:
         """The best published draft of a causal model on this machine, looked for once."""
         is_causal = isinstance(family_method(self.config), Lookup)
-        return best_local_draft(self.name) if is_causal else None
+        found = best_local_draft(self.name) if is_causal else None
+        # Rows of a sharded head cannot be selected.
+        if found and self.sharded and Checkpoint(found.place).config.target_head:
+            return None
+        return found
 
     @cached_property
     def native(self) -> Method:
