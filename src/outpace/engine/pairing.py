@@ -25,6 +25,7 @@ from outpace.methods.copies import AnswerStore
 from outpace.methods.options import MethodSpec, make_method, resolve_method
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fit_draft_config
+from outpace.models.split import find_unsharded_part
 
 DEFAULT_CANVAS_TOKENS = 256
 """Default `max_tokens` of diffusion models, and the lowest default of all others, if it fits."""
@@ -285,11 +286,13 @@ class MethodSelector:
 
     @cached_property
     def draft(self) -> LocalDraft | None:
-        """The best published draft of a causal model on this machine, looked for once."""
+        """The best published draft of a causal model on this machine, looked for once.
+
+        None for a sharded model if the draft cannot be sharded.
+        """
         is_causal = isinstance(family_method(self.config), Lookup)
         found = best_local_draft(self.name) if is_causal else None
-        # Rows of a sharded head cannot be selected.
-        if found and self.sharded and Checkpoint(found.place).config.target_head:
+        if found and self.sharded and find_unsharded_part(Checkpoint(found.place).config):
             return None
         return found
 

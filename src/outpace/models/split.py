@@ -23,6 +23,23 @@ ShardIndex = tuple[slice, ...]
 """Part of a tensor that a process holds."""
 
 
+def find_unsharded_part(whole: ModelConfig) -> str | None:
+    """Return the first part of a model that cannot be sharded, or None."""
+    alone = whole.kind in (Kind.DFLASH_FUSED, Kind.EAGLE) or whole.chain is not None
+    parts = {
+        "gated delta layers": whole.delta,
+        "layers of different sizes": whole.is_uneven,
+        "attention sinks": whole.sinks,
+        "expert groups": whole.expert_groups,
+        "dense layers beside experts": whole.dense_layers,
+        "a shared MLP": whole.shared_mlp,
+        "experts with biases": whole.experts and whole.mlp_bias,
+        "rows of its target's head": whole.target_head and whole.draft_vocab < whole.vocab,
+        f"the layers of a {whole.kind.value}": alone,
+    }
+    return next((name for name, part in parts.items() if part), None)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShard:
     """The shard of one process: number `rank` of `size`."""
@@ -32,19 +49,7 @@ class ModelShard:
 
     def shard_config(self, whole: ModelConfig) -> ModelConfig:
         """Return the configuration of a shard."""
-        alone = whole.kind in (Kind.DFLASH_FUSED, Kind.EAGLE) or whole.chain is not None
-        parts = {
-            "gated delta layers": whole.delta,
-            "layers of different sizes": whole.is_uneven,
-            "attention sinks": whole.sinks,
-            "expert groups": whole.expert_groups,
-            "dense layers beside experts": whole.dense_layers,
-            "a shared MLP": whole.shared_mlp,
-            "experts with biases": whole.experts and whole.mlp_bias,
-            "rows of its target's head": whole.target_head and whole.draft_vocab < whole.vocab,
-            f"the layers of a {whole.kind.value}": alone,
-        }
-        if found := next((name for name, part in parts.items() if part), None):
+        if found := find_unsharded_part(whole):
             raise ValueError(
                 f"tensor_parallel: {whole.architecture} has {found}, which cannot be sharded; run "
                 "it in one process"

@@ -36,8 +36,7 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
     # layers, blocks of 8 and rows of the target's head, and the target's features are stored. The
     # head covers the most frequent tokens of the answers; the mask is the last token that no answer
     # has.
-    device = resolve_device(None)
-    on_gpu, half = device.type != "cpu", computes_bfloat16(device)
+    on_gpu, half = has_gpu(), computes_bfloat16(resolve_device(None))
     trained: dict[str, Any] = {
         "path": str(data / "train.jsonl"),
         "longest": 1024 if on_gpu else 512,
@@ -104,8 +103,12 @@ def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
     }
 
 
+def has_gpu() -> bool:
+    return resolve_device(None).type != "cpu"
+
+
 def draft_layers() -> int:
-    return 3 if resolve_device(None).type == "cpu" else 5
+    return 5 if has_gpu() else 3
 
 
 def count_weights(config: ModelConfig) -> int:
@@ -113,7 +116,7 @@ def count_weights(config: ModelConfig) -> int:
     heads = 2 * (config.heads + config.kv_heads) * config.head_dim
     features = len(choose_layers(config.layers)) * config.dim
     layers = draft_layers() * (heads + 9 * config.dim)
-    head = 0 if resolve_device(None).type == "cpu" else min(HEAD_TOKENS, config.vocab)
+    head = min(HEAD_TOKENS, config.vocab) if has_gpu() else 0
     return config.dim * (layers + features + head)
 
 
