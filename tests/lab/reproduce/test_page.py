@@ -234,7 +234,7 @@ def test_numbers_of_real_text_are_those_of_the_stored_results() -> None:
     }
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     rows += [line for line in text.splitlines() if line.startswith(("| EAGLE", "| DFlash"))]
-    assert len(rows) == 30
+    assert len(rows) == 47
     for row in rows:
         assert {*row.strip("| ").split(" | ")[1:]} <= cells | {"1"}, row
 
