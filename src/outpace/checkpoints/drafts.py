@@ -103,7 +103,7 @@ class LocalDraft:
 
     @property
     def is_default(self) -> bool:
-        """Whether it decodes by default: it clearly exceeds `lookup` at every measured task."""
+        """Whether it decodes by default: it clearly exceeds `lookup` at every task of `speeds`."""
         return all(speed.draft >= MIN_GAIN * speed.lookup for speed in self.speeds)
 
     @property

@@ -292,8 +292,9 @@ class MethodSelector:
         """
         is_causal = isinstance(family_method(self.config), Lookup)
         found = best_local_draft(self.name) if is_causal else None
-        if found and self.sharded and find_unsharded_part(Checkpoint(found.place).config):
-            return None
+        if found and self.sharded:
+            config = self.open_model(found.place, "draft").config
+            return None if find_unsharded_part(config) else found
         return found
 
     @cached_property
