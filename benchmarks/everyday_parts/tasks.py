@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outpace.lab.reproduce.figure import DATA_FOLDER
 from outpace.lab.run import questions_of
 
 HERE = Path(__file__).parent
@@ -23,9 +22,6 @@ QUOTATIONS = (
     "List the five most important facts of the text, each with the sentence that it is taken from.",
     "Answer with quotations only: why did the town move its market, and what did that cost?",
 )
-PROSE = DATA_FOLDER / "prose.jsonl"
-"""Prompts as lines of MT-Bench."""
-
 PEOPLE = (
     "Anna Berg, 34, lives in Oslo. She works as a carpenter and speaks Norwegian and German.",
     "Luis Ortega is a 58 year old teacher from Quito who speaks Spanish, Quechua and English.",
@@ -65,7 +61,7 @@ def build_tasks(options: argparse.Namespace) -> list[Task]:
     """Tasks of which the data are given, with at most `options.limit` prompts each."""
     code, text = ((HERE / name).read_text("utf-8") for name in ("shelf.txt", "market.txt"))
     edits = [f"{edit} Answer with the whole file.\n\n{fence(code, 'python')}" for edit in EDITS]
-    prose = [str(each.prompt) for each in questions_of("mtbench", options.limit, str(PROSE))]
+    prose = [str(each.prompt) for each in questions_of("prose", options.limit)]
     people = [f"Give the person as JSON: {person}" for person in PEOPLE]
     tasks = [
         Task(name="rewrite", prompts=edits, max_tokens=700),

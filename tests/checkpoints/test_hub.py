@@ -264,7 +264,7 @@ def lines_of(file: Path) -> dict[str, Any]:
 
 
 def test_measured_speeds_are_those_of_the_stored_results() -> None:
-    tasks = {"HumanEval": "humaneval", "GSM8K": "gsm8k", "prose": "mtbench"}
+    tasks = {"HumanEval": "humaneval", "GSM8K": "gsm8k", "prose": "prose"}
     for name, speeds in drafts.DRAFT_SPEEDS.items():
         for speed in speeds:
             drafting = f"dflash draft={name} lookup=true"

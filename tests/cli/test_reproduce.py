@@ -70,7 +70,7 @@ def test_lines_of_other_tasks_have_their_own_prompts(outpace, tmp_path):
 
 @pytest.mark.nightly
 def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
-    files = {"humaneval": PROBLEM, "gsm8k": QUESTION, "mtbench": {"turns": ["Begin."]}}
+    files = {"humaneval": PROBLEM, "gsm8k": QUESTION, "prose": {"prompt": "Begin."}}
     data = []
     for task, line in files.items():
         (tmp_path / task).write_text(json.dumps(line) + "\n")
@@ -95,7 +95,7 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
         papers = [each.get("paper") for each in written["results"]]
         assert [number for number, paper in enumerate(papers) if paper] == [1]
     text = (tmp_path / "figures.md").read_text()
-    assert "| dflash:table1 | small, mtbench | " in text and "(paper 4.24)" in text
+    assert "| dflash:table1 | small, prose | " in text and "(paper 4.24)" in text
 
 
 @pytest.mark.sampled
@@ -109,8 +109,8 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
         ((*SMALL[:3],), "--model target=PATH"),
         ((*SMALL, "--model", "target=x"), "NAME=PATH"),
         ((*SMALL, "--data", "x"), "TASK=FILE"),
-        ((*SMALL, "--data", "math500=x"), "mtbench"),
-        ((*SMALL, "--data", "gsm8k="), "mtbench"),
+        ((*SMALL, "--data", "math500=x"), "prose"),
+        ((*SMALL, "--data", "gsm8k="), "prose"),
         (SMALL, "HumanEval.jsonl.gz"),
         ((), "--list"),
         (("--all", "apd"), "--list"),

@@ -20,6 +20,8 @@ LINES = {
     "own-exact": {"question": "What is 3 + 4?", "answer": "7"},
     "own-number": {"question": "What is 3 + 4?", "answer": "It is 7."},
     "own-regex": {"question": "What is 3 + 4?", "answer": r"\b7\b"},
+    "prose": {"prompt": "Write."},
+    "records": {"prompt": "Return JSON."},
     "sudoku": {"input": "4000\n3104\n1030\n0000", "output": "4213\n3124\n1432\n2341"},
 }
 MADE = {"story", "story-unseen", "sudoku-sheet", "table"}
@@ -81,6 +83,12 @@ def test_a_file_may_be_compressed(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(ValueError, match="data.jsonl.gz"):
             questions_of("gsm8k", 9, str(path))
+
+
+def test_prompts_of_the_package_need_no_file() -> None:
+    for task in ("prose", "records"):
+        questions = questions_of(task, 100)
+        assert len(questions) >= 10 and all(q.judge_answer("") is None for q in questions)
 
 
 def test_generated_answers_are_correct() -> None:

@@ -21,12 +21,21 @@ MAX_GENERATED_PROBLEMS = 100_000
 """Maximum number of generated problems: a few seconds and some hundred megabytes."""
 
 
+PROMPT_FOLDER = Path(__file__).parent / "prompts"
+
+
+def whole_record(record: JsonRecord) -> JsonRecord:
+    return record
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """A source of lines, whose fields a template can include."""
 
     reference: Callable[[JsonRecord], Any]
     """Returns the scorer's reference for a line."""
+    stands_for: str | None = None
+    """Task of the published results that are compared with those of this one."""
 
     @abstractmethod
     def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
@@ -70,6 +79,17 @@ class PublishedTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptTask(PublishedTask):
+    """Prompts of this package, or those of another file; answers are not judged."""
+
+    texts: tuple[str, ...] = ("prompt",)
+    reference: Callable[[JsonRecord], Any] = whole_record
+
+    def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
+        return super().load_lines(path or str(PROMPT_FOLDER / self.file), limit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratedTask(Task):
     """Lines that are generated from a seed."""
 
@@ -100,10 +120,6 @@ def boxed_result(record: JsonRecord) -> str | None:
 
 def puzzle_input(record: JsonRecord) -> str:
     return record["input"]
-
-
-def whole_record(record: JsonRecord) -> JsonRecord:
-    return record
 
 
 def answer_pattern(record: JsonRecord) -> str | None:
@@ -147,6 +163,8 @@ TASKS: dict[str, Task] = {
     "own-exact": own_task(reference=lambda line: line["answer"].strip() or None),
     "own-number": own_task(reference=lambda line: final_number(line["answer"]), wanted="a number"),
     "own-regex": own_task(reference=answer_pattern, wanted="a regular expression"),
+    "prose": PromptTask(file="prose.jsonl", stands_for="mtbench"),
+    "records": PromptTask(file="records.jsonl"),
     "story": GeneratedTask(
         problems=partial(story.story_problems, "test"), reference=lambda line: line["final"]
     ),

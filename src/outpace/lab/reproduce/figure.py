@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from outpace.methods import Method
 
 
-DATA_FOLDER = Path(__file__).parent
-FOLDER = DATA_FOLDER / "papers"
+FOLDER = Path(__file__).parent / "papers"
 PAPERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 SCALES = ("mini", "small", "full")
 GIVEN = "given:"
@@ -88,8 +87,6 @@ class Scale:
     """Numbers of concurrent requests; each line is measured at all of them."""
     max_tokens: int | None = None
     temperature: float | None = None
-    data: Mapping[str, str] = field(default_factory=dict)
-    """Files of tasks next to this one, used unless the user gives another."""
     is_lossless: bool = False
     """Whether all lines must give the texts of the first one."""
     judge: str | None = None
@@ -215,7 +212,8 @@ class Figure:
                 for point in each.published
                 if str(point["place"]).startswith(self.place)
             )
-        return points.get(task or self.task) or points[self.task]
+        measured = TASKS[task].stands_for or task if task else self.task
+        return points.get(measured) or points[self.task]
 
     def file(self, scale: str, plan: Scale) -> str:
         name = f"{self.paper}-{self.name}-{scale}"
@@ -347,9 +345,8 @@ def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dic
 
 
 def data_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
-    """Return the files of problems by task, those of figures unless others are given."""
-    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
-    return files | task_files(texts, plans, "data")
+    """Return the given files of problems by task."""
+    return task_files(texts, plans, "data")
 
 
 def shot_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
