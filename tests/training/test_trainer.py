@@ -3,6 +3,7 @@ trackers, and signals.
 """
 
 import json
+import platform
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,25 @@ from runs import RECIPE, adapter_trainer, losses, metrics, same_tensors, start, 
 def test_twenty_steps_lower_the_loss(tmp_path: Path, architecture: str, precision: str) -> None:
     trainer(tmp_path, architecture, log_every=2, precision=precision).fit(20)
     assert sum(losses(tmp_path)[-3:]) < 0.9 * sum(losses(tmp_path)[:3])
+
+
+COUNT_FAULTS = """
+import resource, torch
+from outpace.training.run_setup import keep_freed_memory
+keep_freed_memory()
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no mallopt")
+def test_large_tensors_reuse_freed_memory() -> None:
+    faults = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS], capture_output=True, text=True, check=True
+    )
+    assert int(faults.stdout) < 2**24 * 4 / 4096 / 4  # their pages are 4 KiB
 
 
 def test_resumed_run_reaches_the_same_weights(tmp_path: Path) -> None:

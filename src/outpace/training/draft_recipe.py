@@ -21,6 +21,10 @@ from outpace.training.run_setup import require_tokenizer
 HEAD_TOKENS = 16384
 """Tokens of the draft's head: 97 of 100 in held-out answers (code, arithmetic, prose, JSON)."""
 
+WINDOW = 128
+"""Slots before a block that a draft on a CPU reads. One that was trained on short texts accepts
+fewer tokens after longer ones if it reads them all (benchmarks/results/draft-turns.json)."""
+
 LEARNT = {2400: 1.81, 12000: 2.48, 26400: 2.95, 33700: 3.44, 42200: 3.57, 50200: 3.72}
 """Held-out accepted tokens per verification of the draft in `drafts/` of Qwen2.5-Coder-0.5B, after
 this many answers of all epochs (benchmarks/results/real-text-training.json)."""
@@ -33,9 +37,9 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
     """Return a recipe for a draft of `target`, trained three times on each of its answers."""
     # On a GPU the draft has five layers and blocks of 16, as those of the authors (Chen et al.,
     # 2026, section A.1), and a separate head, which other programs load. On a CPU it has three
-    # layers, blocks of 8 and rows of the target's head, and the target's features are stored. The
-    # head covers the most frequent tokens of the answers; the mask is the last token that no answer
-    # has.
+    # layers with a window, blocks of 8 and rows of the target's head, and the target's features are
+    # stored. The head covers the most frequent tokens of the answers; the mask is the last token
+    # that no answer has.
     on_gpu, half = has_gpu(), computes_bfloat16(resolve_device(None))
     trained: dict[str, Any] = {
         "path": str(data / "train.jsonl"),
@@ -58,8 +62,10 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
             "target_head": not on_gpu,
             "mask_token_id": find_unused_token(examples, config.vocab),
             "aux_hidden_state_layer_ids": choose_layers(config.layers),
+            **({} if on_gpu else {"sliding_window_non_causal": True}),
         },
-        "model.config.transformer_layer_config": layer_sizes(config, draft_layers()),
+        "model.config.transformer_layer_config": layer_sizes(config, draft_layers())
+        | ({} if on_gpu else window_fields(draft_layers())),
         "objective": {"name": "dflash", "anchors": 256 if on_gpu else 24, "dpace": True},
         "data": trained,
         "data.template": dict(template),
@@ -101,6 +107,11 @@ def layer_sizes(config: ModelConfig, layers: int) -> dict[str, Any]:
         "rope_theta": config.rope.theta,
         "hidden_act": "silu",
     }
+
+
+def window_fields(layers: int) -> dict[str, Any]:
+    """Return the fields of a `transformer_layer_config` whose layers all have a window."""
+    return {"layer_types": ["sliding_attention"] * layers, "sliding_window": WINDOW}
 
 
 def has_gpu() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -65,4 +67,26 @@ def create_accelerator(tracker: str | None, out: Path) -> Accelerator:
         torch.set_num_threads(1)
     if cpu:
         ignore_norm_advice()
+        keep_freed_memory()
     return accelerator
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+"""Parameters of glibc's `mallopt`."""
+
+MOST_KEPT, LEAST_GROWTH = 2**31 - 1, 2**28
+"""Bytes of the heap's end that stay reserved when freed, and those by which it grows."""
+
+
+def keep_freed_memory() -> None:
+    """Let the heap keep freed memory, where the C library can.
+
+    glibc maps each large tensor anew otherwise, and the system clears its pages: a fifth to a third
+    of the time of a step.
+    """
+    if sys.platform == "win32":
+        return
+    if (set_parameter := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        set_parameter(M_MMAP_MAX, 0)
+        set_parameter(M_TRIM_THRESHOLD, MOST_KEPT)
+        set_parameter(M_TOP_PAD, LEAST_GROWTH)
