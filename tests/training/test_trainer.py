@@ -39,23 +39,22 @@ def test_twenty_steps_lower_the_loss(tmp_path: Path, architecture: str, precisio
     assert sum(losses(tmp_path)[-3:]) < 0.9 * sum(losses(tmp_path)[:3])
 
 
-COUNT_FAULTS = """
-import resource, torch
+FREED_MEGABYTES = """
+import psutil, torch
 from outpace.training.run_setup import keep_freed_memory
 keep_freed_memory()
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.zeros(2**24)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+memory = psutil.Process().memory_info
+large, used = torch.ones(2**24), memory().rss
+del large
+print((used - memory().rss) / 2**20)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no mallopt")
-def test_large_tensors_reuse_freed_memory() -> None:
-    faults = subprocess.run(
-        [sys.executable, "-c", COUNT_FAULTS], capture_output=True, text=True, check=True
-    )
-    assert int(faults.stdout) < 2**24 * 4 / 4096 / 4  # their pages are 4 KiB
+def test_freed_memory_is_kept() -> None:
+    words = [sys.executable, "-c", FREED_MEGABYTES]
+    freed = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert float(freed.stdout) < 32  # of 64
 
 
 def test_resumed_run_reaches_the_same_weights(tmp_path: Path) -> None:

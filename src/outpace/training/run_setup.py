@@ -81,7 +81,7 @@ MOST_KEPT, LEAST_GROWTH = 2**31 - 1, 2**28
 def keep_freed_memory() -> None:
     """Let the heap keep freed memory, where the C library can.
 
-    glibc maps each large tensor anew otherwise, and the system clears its pages: a fifth to a third
+    Otherwise glibc maps each large tensor again, and the system clears its pages: a fifth to a third
     of the time of a step.
     """
     if sys.platform == "win32":
