@@ -1,7 +1,7 @@
 """Acceptance and speed of DFlash drafts after earlier turns of a conversation.
 
     python benchmarks/draft_turns.py --model qwen2.5-coder-0.5b-instruct-q4_k_m.gguf \
-        --gsm8k test.jsonl --draft full=drafts/old --draft "window 128=drafts/new" \
+        --gsm8k test.jsonl --draft full=drafts/old --draft "window 256=drafts/new" \
         --json benchmarks/results/draft-turns.json
 
 The earlier turns are questions of GSM8K with the model's answers; the last one is another question,
@@ -123,7 +123,7 @@ def main() -> None:
         rows.append(row)
         print(*row.values(), flush=True)
     show("after earlier turns", rows)
-    save(options, {"rows": rows}, [])
+    save(options, {"results": rows}, [])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from outpace.training.run_setup import require_tokenizer
 HEAD_TOKENS = 16384
 """Tokens of the draft's head: 97 of 100 in held-out answers (code, arithmetic, prose, JSON)."""
 
-WINDOW = 128
+WINDOW = 256
 """Slots before a block that a draft on a CPU reads. One that was trained on short texts accepts
 fewer tokens after longer ones if it reads them all (benchmarks/results/draft-turns.json)."""
 

@@ -81,8 +81,8 @@ MOST_KEPT, LEAST_GROWTH = 2**31 - 1, 2**28
 def keep_freed_memory() -> None:
     """Let the heap keep freed memory, where the C library can.
 
-    Otherwise glibc maps each large tensor again, and the system clears its pages: a fifth to a third
-    of the time of a step.
+    Otherwise glibc maps each large tensor again, and the system clears its pages, which takes a
+    tenth of a step.
     """
     if sys.platform == "win32":
         return

@@ -239,6 +239,17 @@ def test_numbers_of_real_text_are_those_of_the_stored_results() -> None:
         assert {*row.strip("| ").split(" | ")[1:]} <= cells | {"1"}, row
 
 
+def test_acceptance_after_earlier_turns_is_that_of_the_stored_results() -> None:
+    results = json.loads((RESULTS / "draft-turns.json").read_bytes())["results"]
+    text = (ROOT / "docs" / "real-text.md").read_text()
+    for context in {each["context"] for each in results}:
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| {context:,} | "))
+        here = [each for each in results if each["context"] == context]
+        stored = {f"{value:.2f}" for value in numbers(here)}
+        assert {*row.strip("| ").split(" | ")[1:]} <= stored, row
+        assert all(each["equal"] for each in here)
+
+
 def test_numbers_of_the_readme_are_those_of_the_stored_results() -> None:
     text = (ROOT / "README.md").read_text()
     files = [RESULTS / name for name in ("everyday-servers.json", "methods.json")]
