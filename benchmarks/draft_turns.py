@@ -70,9 +70,10 @@ def converse(llm: LLM, questions: list[str]) -> Chat:
 def measure_turns(llm: LLM, options: argparse.Namespace) -> Iterator[Row]:
     """Rows of all methods and tasks after each number of earlier turns."""
     drafts = dict(each.split("=", 1) for each in options.draft)
-    asked = [str(each.prompt) for each in questions_of("gsm8k", 100, options.gsm8k)]
+    task = "gsm8k" if options.gsm8k else "story"
+    asked = [str(each.prompt) for each in questions_of(task, 100, options.gsm8k)]
     prose = [str(each.prompt) for each in questions_of("prose", options.prompts)]
-    tasks = {"gsm8k": asked[: options.prompts], "prose": prose}
+    tasks = {task: asked[: options.prompts], "prose": prose}
     for turns in options.turns:
         chat = converse(llm, asked[FIRST_EARLIER : FIRST_EARLIER + turns])
         context = len(llm.text.encode(chat)) if chat else 0
@@ -111,7 +112,7 @@ def measure_turns(llm: LLM, options: argparse.Namespace) -> Iterator[Row]:
 def main() -> None:
     parser = arguments(__doc__, rounds=None)
     parser.add_argument("--model", required=True, help="target")
-    parser.add_argument("--gsm8k", required=True, help="test.jsonl of GSM8K")
+    parser.add_argument("--gsm8k", help="test.jsonl of GSM8K (story problems of the package)")
     parser.add_argument("--draft", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--turns", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--prompts", type=int, default=6, help="questions of a task (6)")

@@ -44,6 +44,7 @@ SMOKES = [
     ("attention", "--rounds 1 --shapes SmolLM2-135M"),
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
+    ("draft_turns", "--model tiny-ar --draft own=tiny-dflash --turns 0 1 --prompts 1 --tokens 8"),
     ("everyday", "--model tiny-ar --limit 1 --only prose"),
     ("everyday", "--model tiny-ar --limit 1 --only json --sides outpace --requests 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
