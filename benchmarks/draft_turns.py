@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from harness import Row, Timing, arguments, prepare, save, show, timed
-from outpace import LLM, Output
+from draft_lengths import WARM_UP, Setting
+from harness import Row, arguments, prepare, save, show
+from outpace import LLM
 from outpace.lab.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Lookup, Method
 
@@ -26,30 +26,6 @@ Chat = list[dict[str, str]]
 
 FIRST_EARLIER = 20
 """Number of the first question of GSM8K that is an earlier turn."""
-
-
-@dataclass(slots=True)
-class Setting:
-    """A method with its answers to a task and their times."""
-
-    method: Method
-    outputs: list[Output] = field(default_factory=list)
-    timings: list[Timing] = field(default_factory=list)
-
-    def answer(self, llm: LLM, chat: Chat, tokens: int) -> None:
-        """Answer a conversation and add the time that it took."""
-
-        def run() -> None:
-            self.outputs += llm.generate(
-                [chat], method=self.method, max_tokens=tokens, temperature=0.0
-            )
-
-        self.timings.append(timed(run))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(len(output.ids) for output in self.outputs)
 
 
 def ask(chat: Chat, question: str) -> Chat:
@@ -70,42 +46,42 @@ def converse(llm: LLM, questions: list[str]) -> Chat:
 def measure_turns(llm: LLM, options: argparse.Namespace) -> Iterator[Row]:
     """Rows of all methods and tasks after each number of earlier turns."""
     drafts = dict(each.split("=", 1) for each in options.draft)
-    task = "gsm8k" if options.gsm8k else "story"
-    asked = [str(each.prompt) for each in questions_of(task, 100, options.gsm8k)]
+    methods: dict[str, Method] = {"plain": Autoregressive(), "lookup": Lookup()}
+    for name, path in drafts.items():
+        methods[f"{name}, tokens=7"] = DFlash(draft=path, tokens=7)
+        methods[f"{name}, lookup=true"] = DFlash(draft=path, lookup=True)
+    source = "gsm8k" if options.gsm8k else "story"
+    asked = [str(each.prompt) for each in questions_of(source, 100, options.gsm8k)]
     prose = [str(each.prompt) for each in questions_of("prose", options.prompts)]
-    tasks = {task: asked[: options.prompts], "prose": prose}
+    tasks = {source: asked[: options.prompts], "prose": prose}
     for turns in options.turns:
         chat = converse(llm, asked[FIRST_EARLIER : FIRST_EARLIER + turns])
         context = len(llm.text.encode(chat)) if chat else 0
         for task, questions in tasks.items():
-            settings = {"plain": Setting(Autoregressive()), "lookup": Setting(Lookup())}
-            for name, path in drafts.items():
-                settings[f"{name}, tokens=7"] = Setting(DFlash(draft=path, tokens=7))
-                settings[f"{name}, lookup=true"] = Setting(DFlash(draft=path, lookup=True))
+            settings = {name: Setting(llm, method) for name, method in methods.items()}
             every = list(settings.values())
             for setting in every:  # fills the prefix cache
-                setting.answer(llm, ask(chat, asked[FIRST_EARLIER - 1]), 8)
+                setting.answer(ask(chat, asked[FIRST_EARLIER - 1]), WARM_UP)
                 setting.outputs, setting.timings = [], []
             for number, question in enumerate(questions):
                 turn = number % len(every)
                 for setting in [*every[turn:], *every[:turn]]:
-                    setting.answer(llm, ask(chat, question), options.tokens)
-            plain = settings["plain"]
-            texts = [output.ids for output in plain.outputs]
+                    setting.answer(ask(chat, question), options.tokens)
+            rates = {}
             for name, setting in settings.items():
-                seconds = sum(timing.wall for timing in setting.timings)
-                slower = sum(timing.wall for timing in plain.timings)
+                row = setting.row(name, settings["plain"])
+                rates[name] = row["tokens per second"]
                 yield {
                     "earlier turns": turns,
                     "context": context,
                     "task": task,
                     "method": name,
-                    "tokens": setting.tokens,
-                    "tokens per forward": setting.tokens
+                    "tokens": row["tokens"],
+                    "tokens per forward": row["tokens"]
                     / sum(output.forwards for output in setting.outputs),
-                    "tokens per second": setting.tokens / seconds,
-                    "gain": slower / seconds,
-                    "equal": [output.ids for output in setting.outputs] == texts,
+                    "tokens per second": rates[name],
+                    "gain": rates[name] / rates["plain"],
+                    "equal": row["equal texts"] == 1,
                 }
 
 

@@ -69,7 +69,8 @@ def test_lines_of_other_tasks_have_their_own_prompts(outpace, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
+def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")  # cells are not wrapped
     files = {"humaneval": PROBLEM, "gsm8k": QUESTION, "prose": {"prompt": "Begin."}}
     data = []
     for task, line in files.items():
@@ -80,7 +81,7 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path):
     assert status == 0, err
     printed = " ".join(out.split())
     assert "without a path of eagle" in printed
-    assert all(task in printed for task in files)
+    assert all(f"1 {task}" in printed for task in files)
     for task in files:
         written = json.loads((tmp_path / f"dflash-table1-small-{task}.json").read_text())
         assert [each["task"] for each in written["results"]] == [task] * 5

@@ -107,13 +107,13 @@ def reproduce(
     """
     from outpace.lab.reproduce.figure import (
         PAPERS,
-        data_files,
         figures_at,
         find,
         find_at,
         given_models,
         model_paths,
         shot_files,
+        task_files,
     )
 
     if list_all:
@@ -134,7 +134,7 @@ def reproduce(
     if absent:
         names = ", ".join(absent)
         console.print(f"without a path of {names}: lines and claims that need it are left out")
-    files = data_files(data or (), [plan for _, plan in plans])
+    files = task_files(data or (), [plan for _, plan in plans], "data")
     examples = shot_files(shots or (), [plan for _, plan in plans])
     console.print(costs_of((each, scale, plan) for each, plan in plans))
     parts = [

@@ -212,7 +212,7 @@ class Figure:
                 for point in each.published
                 if str(point["place"]).startswith(self.place)
             )
-        measured = TASKS[task].stands_for or task if task else self.task
+        measured = self.task if task is None else TASKS[task].stands_for or task
         return points.get(measured) or points[self.task]
 
     def file(self, scale: str, plan: Scale) -> str:
@@ -342,11 +342,6 @@ def task_files(texts: Iterable[str], plans: Sequence[Scale], option: str) -> dic
             raise OptionError(option, text, f"{text}: write TASK=FILE; tasks here are {names}")
         files[task] = path
     return files
-
-
-def data_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
-    """Return the given files of problems by task."""
-    return task_files(texts, plans, "data")
 
 
 def shot_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
