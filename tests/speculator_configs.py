@@ -4,7 +4,6 @@ from typing import Any
 
 from helpers import VOCAB
 
-AUTO_MAP = {"eagle3": "eagle3.Eagle3SpeculatorConfig", "dflash": "config.DFlashSpeculatorConfig"}
 LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
 SIZES = {
     "hidden_size": 32,
@@ -25,11 +24,10 @@ SIZES = {
 
 
 def wrapped(kind: str, layer: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    name = {"eagle3": "Eagle3", "dflash": "DFlash", "dspark": "DSpark"}[kind]
     return {
-        "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
-        "auto_map": {
-            "": {"eagle3": "eagle3.Eagle3", "dflash": "config.DFlash"}[kind] + "SpeculatorConfig"
-        },
+        "architectures": [f"{name}DraftModel"],
+        "auto_map": {"": f"{'eagle3' if kind == 'eagle3' else 'config'}.{name}SpeculatorConfig"},
         "base_model_ep_plan": None,
         "draft_vocab_size": VOCAB,
         "dtype": "float32",
@@ -59,3 +57,11 @@ def dflash(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any
     fields = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
     own = {LISTED: [1, 2], "mask_token_id": VOCAB - 1, "block_size": 4}
     return wrapped("dflash", fields, **{**own, **changes})
+
+
+def dspark(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    heads = {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    heads |= {"confidence_head_with_markov": True, "sample_from_anchor": True}
+    return dflash(
+        layer, **{**wrapped("dspark", {}), LAYER: dflash(layer)[LAYER], **heads, **changes}
+    )

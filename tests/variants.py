@@ -1,6 +1,8 @@
 """Models of the zoo with another chat template and other added tokens."""
 
+import atexit
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,7 +15,9 @@ Fields = dict[str, Any]
 
 def write_variant(name: str, template: str, edit: Callable[[Fields, Fields], None]) -> str:
     """Write the folder of a model; `edit` changes the tokenizer's configuration and file."""
-    folder = Path(mkdtemp(prefix="outpace-")) / name
+    parent = Path(mkdtemp(prefix="outpace-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    folder = parent / name
     folder.mkdir()
     for file in (ZOO_FOLDER / name).iterdir():
         (folder / file.name).symlink_to(file.resolve())

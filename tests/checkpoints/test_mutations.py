@@ -32,7 +32,7 @@ from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.checkpoints.tokenizer import TOKENIZER_FIELDS
 from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Transformer
-from speculator_configs import dflash, eagle
+from speculator_configs import dflash, dspark, eagle
 
 IDS = [3, 1, 4, 1, 5]
 Mutation = tuple[str, str, Callable[[Path], None]]
@@ -401,6 +401,7 @@ def test_weights(family: str, tmp_path: Path) -> None:
 SPECULATORS = {
     "eagle3": eagle(draft_vocab_size=20, embed_requires_grad=True, norm_before_fc=True),
     "dflash": dflash(draft_vocab_size=20, sample_from_anchor=False),
+    "dspark": dspark(draft_vocab_size=20),
 }
 
 

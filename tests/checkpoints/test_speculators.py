@@ -22,7 +22,7 @@ from outpace.models.extending import EagleDraft, build_draft_model
 from outpace.models.int8 import is_quantized
 from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
-from speculator_configs import LAYER, LISTED, dflash, eagle
+from speculator_configs import LAYER, LISTED, dflash, dspark, eagle
 
 SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
 """Tokens of a reduced vocabulary."""
@@ -256,7 +256,7 @@ def test_rows_of_a_quantized_head_have_its_bits(tied: bool, quantize: str, tmp_p
         ("speculators_config", eagle(speculators_config=3)),
         (LAYER, eagle(**{LAYER: [1]})),
         ("num_hidden_layers", eagle(**{LAYER: None})),
-        ("sample_from_anchor", dflash(sample_from_anchor=True)),
+        ("sample_from_anchor", dflash(sample_from_anchor=1)),
         (LISTED, dflash(**{LISTED: None})),
         (LISTED, dflash(**{LISTED: []})),
         ("mask_token_id", dflash(mask_token_id=None)),
@@ -265,7 +265,17 @@ def test_rows_of_a_quantized_head_have_its_bits(tied: bool, quantize: str, tmp_p
         ("layer_types", dflash({"layer_types": []})),
         ("model_type", dflash(speculators_model_type="dspark")),
         ("auto_map", dflash(architectures=["DFlash2DraftModel"])),
-        ("DSparkDraftModel", dflash(architectures=["DSparkDraftModel"])),
+        ("auto_map", dflash(architectures=["DSparkDraftModel"])),
+        ("markov_rank", dflash(markov_rank=6)),
+        ("markov_head_type", dspark(markov_head_type="gated")),
+        ("markov_head_type", dspark(markov_head_type="rnn")),
+        ("markov_rank", dspark(markov_rank=None)),
+        ("markov_rank", dspark(markov_rank=-1)),
+        ("Markov", dspark(markov_rank=0)),
+        ("enable_confidence_head", dspark(enable_confidence_head=None)),
+        ("draft_vocab_size", dspark(draft_vocab_size=VOCAB + 1)),
+        ("model_type", dspark(speculators_model_type="dflash")),
+        ("algorithm", dspark(speculators_config={"algorithm": "dflash"})),
     ],
 )
 def test_unsupported_fields_are_refused(field: str, config: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import speculator_configs
 from helpers import MASK, VOCAB, causal_model, close, dense, feeds, published, run
 from naive_draft import EPS, Finish, Weights, naive_hidden, random_layers
 from outpace import LLM
@@ -20,10 +21,12 @@ from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.draft import DFlash2Draft, DFlashDraft, DSparkDraft
 from outpace.models.split import ModelShard
+from outpace.models.transformer import Transformer
 from outpace.training.objectives.dflash import DFlash as Objective
 from refusal import refuses
 
 DIM, BLOCK = 32, 5
+WEIGHTS = "model.safetensors"
 DRAFTED = {"block_size": BLOCK, "mask_token_id": MASK, "target_layer_ids": [0, 1]}
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
 DSPARK = {
@@ -184,15 +187,18 @@ def correct_naively(
     count: int,
     chosen: list[int] | None = None,
     rows: int = BLOCK,
+    shift: int = 1,
 ) -> tuple[list[int], Tensor, list[float]]:
     """Return DSpark's greedy tokens of a block, their logits, and how sure the draft is of each.
 
-    With `chosen`, the logits are those after these tokens.
+    With `chosen`, the logits are those after these tokens. Without the shift the row of a mask
+    predicts its own slot.
     """
     x = weights["embed_tokens.weight"][[last] + [MASK] * (rows - 1)]
     tokens: list[int] = []
     logits, sure = [], []
-    for step, state in enumerate(naive_hidden(weights, features, x)[:count]):
+    hidden = naive_hidden(weights, features, x)
+    for step, state in enumerate(hidden[1 - shift :][:count]):
         row, inputs = state @ weights["lm_head.weight"].T, state
         if "markov_head.markov_w1.weight" in weights:
             before = weights["markov_head.markov_w1.weight"][last]
@@ -207,6 +213,73 @@ def correct_naively(
         tokens.append(last)
         logits.append(row)
     return tokens, torch.stack(logits), sure
+
+
+def write_speculator(
+    folder: Path, tokens: list[int], borrows: bool, target: Transformer, **changes: Any
+) -> tuple[Path, Weights]:
+    """Write a draft as speculators does, whose head covers some tokens, and return its tensors.
+
+    The returned head covers the vocabulary; the logits of other tokens are far below all.
+    """
+    assert target.unembedding is not None
+    config = speculator_configs.dspark(
+        {"rms_norm_eps": EPS}, block_size=BLOCK, mask_token_id=MASK, **changes
+    )
+    config |= {"draft_vocab_size": len(tokens), "target_head": borrows}
+    tensors = random_tensors(config) | {"embed_tokens.weight": target.embedding.weight.clone()}
+    if borrows:
+        tensors["lm_head.weight"] = target.unembedding.weight.clone()
+    others = [token for token in range(VOCAB) if token not in tokens]
+    whole = dict(tensors)
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        if name in tensors:
+            tensors[name] = whole[name][tokens]
+    if borrows:
+        del tensors["lm_head.weight"]
+    if others:
+        is_kept = torch.ones(VOCAB, dtype=torch.bool)
+        is_kept[others] = False
+        tensors |= {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
+    return folder, whole
+
+
+SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
+"""Tokens of a reduced vocabulary."""
+
+
+@pytest.mark.parametrize("tokens", [SOME, [*range(VOCAB)]], ids=["some", "all"])
+@pytest.mark.parametrize("borrows", [False, True])
+@pytest.mark.parametrize("from_anchor", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"enable_confidence_head": False}])
+def test_dspark_of_speculators_equals_its_definition(
+    tmp_path: Path, changes: dict[str, Any], from_anchor: bool, borrows: bool, tokens: list[int]
+) -> None:
+    target = causal_model()
+    folder, whole = write_speculator(
+        tmp_path / "draft", tokens, borrows, target, sample_from_anchor=from_anchor, **changes
+    )
+    draft = load_draft(folder, target)
+    assert isinstance(draft, DSparkDraft) and draft.config.shift == from_anchor
+    for features, last, count in random_blocks("dspark" if from_anchor else "dflash2"):
+        (ours,) = draft_blocks(draft, [(features, last, count)])
+        assert {*ours.tokens} <= {*tokens} and ours.logits is not None
+        chosen, shift = list(ours.tokens), int(from_anchor)
+        _, logits, sure = correct_naively(whole, features, last, count, chosen, shift=shift)
+        found, wanted = torch.as_tensor(ours.logits)[:, tokens], logits[:, tokens]
+        close(found, wanted)
+        assert chosen == [tokens[at] for at in wanted.argmax(1)]
+        if sure:
+            close(torch.tensor(ours.scores["acceptance"]), torch.tensor(sure))
+    save_model(load_draft(folder, target), tmp_path / "again", dtype=torch.float32)
+    assert load_draft(tmp_path / "again", target).config == draft.config
+    written, again = (load_file(each / WEIGHTS) for each in (folder, tmp_path / "again"))
+    del written["embed_tokens.weight"]
+    assert again.keys() == written.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in written.items())
 
 
 def block_forward(draft: DFlashDraft, block: tuple[Tensor, int, int], **read: Any) -> Forward:
@@ -321,6 +394,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pair")
     save_model(causal_model(), folder / "target", dtype=torch.float32)
     drafts = {kind: write_draft(folder / kind, kind) for kind in FIELDS}
+    drafts["speculators"], _ = write_speculator(folder / "speculators", SOME, True, causal_model())
     return {"target": folder / "target", **drafts}
 
 
@@ -342,14 +416,21 @@ SURE = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantize"), [("dflash2", None), ("dflash2", "int8"), ("dspark", None)]
+    ("kind", "quantize"),
+    [
+        ("dflash2", None),
+        ("dflash2", "int8"),
+        ("dspark", None),
+        ("speculators", None),
+        ("speculators", "int8"),
+    ],
 )
 def test_decoding_equals_plain_decoding(
     folders: dict[str, Path], kind: str, quantize: str | None
 ) -> None:
     draft = str(folders[kind])
     llm = LLM(folders["target"], DFlash(draft=draft), quantize=quantize)
-    for changes, options in METHODS + SURE * (kind == "dspark"):
+    for changes, options in METHODS + SURE * (kind != "dflash2"):
         options, method = {"max_tokens": 12, **options}, DFlash(draft=draft, **changes)
         plain = llm.generate(PROMPTS, method=Autoregressive(), **options)
         together = llm.generate(PROMPTS, method=method, **options)

@@ -9,12 +9,13 @@ import torch
 from numpy.random import default_rng
 from torch import Tensor
 
-from helpers import MASK, causal_model, dense, published
+from helpers import MASK, VOCAB, causal_model, close, dense, published
 from outpace.checkpoints.checkpoint import translate_config
 from outpace.training import weights
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective
 from outpace.training.rows import Rows, pack_documents
+from speculator_configs import dspark
 from training.test_dflash import example
 
 RANK, BLOCK = 4, 7
@@ -246,3 +247,48 @@ def test_other_heads_and_options_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=name):
         Objective(**options).bind(translate_config(config(**changes)))
+
+
+def test_a_mask_of_speculators_reads_the_token_before_its_slot() -> None:
+    target, tokens = causal_model(), [*range(3, VOCAB)]
+    fields = dspark(
+        block_size=BLOCK,
+        sample_from_anchor=False,
+        enable_confidence_head=False,
+        draft_vocab_size=len(tokens),
+    )
+    draft = weights.build_draft(fields, target, 0)
+    weights.cover_tokens(draft, torch.tensor(tokens))
+    draft.transition.weight.data.normal_(generator=torch.Generator().manual_seed(2))
+    objective = Objective(total_variation=0.0, gamma=0.0).bind(draft.config)
+    text = torch.randint(3, MASK, (20,), generator=torch.Generator().manual_seed(1))
+    text[9] = 1  # not covered: no loss
+    rows = objective.block_rows(text.numpy(), np.arange(20) >= 4, np.array([6, 15]))
+    total = objective.loss(Models(draft, {"target": target}), pack_documents([rows])).total
+    places, expected = torch.arange(20), torch.zeros(())
+    states, captured = target.capture_layers(text, places, dense(causal=True), (0, 1))
+    features = torch.cat([captured[0], captured[1]], -1)
+    for anchor in (6, 15):
+        ids = torch.tensor([text[anchor]] + [MASK] * (BLOCK - 1))
+        hidden = draft(
+            ids,
+            anchor + torch.arange(BLOCK),
+            dense(causal=False),
+            context=(features[:anchor], places[:anchor]),
+        )
+        for k in range(1, min(BLOCK, 20 - anchor)):
+            before = draft.previous_embedding.weight[text[anchor + k - 1]]
+            logits = draft.unembedding.weight @ hidden[k] + draft.transition.weight @ before
+            if (label := int(text[anchor + k])) in tokens:
+                expected = expected - logits.log_softmax(0)[tokens.index(label)]
+    close(total, expected)
+
+
+def test_a_changed_head_keeps_the_transitions_to_its_tokens() -> None:
+    target, fields = causal_model(), dspark(draft_vocab_size=6)
+    source, draft = (weights.build_draft(fields, target, seed) for seed in (0, 1))
+    weights.cover_tokens(source, torch.arange(1, 7))
+    fresh = draft.transition.weight.clone()
+    weights.cover_tokens(draft, torch.tensor([0, 2, 5, 7, 8, 9]), source)
+    assert torch.equal(draft.transition.weight[1:3], source.transition.weight[[1, 4]])
+    assert torch.equal(draft.transition.weight[[0, 3, 4, 5]], fresh[[0, 3, 4, 5]])

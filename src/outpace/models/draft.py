@@ -173,7 +173,8 @@ class ChainedDraft(DFlashDraft):
 
         Args:
             hidden: hidden states of the rows that predict them, `[R, dim]`.
-            logits: logits `[R, V]` without regard to the tokens before.
+            logits: logits `[R, V]` of the vocabulary or of the head's tokens, without regard to the
+                tokens before.
             previous: tokens before them, `i64[R]`.
         """
         raise NotImplementedError
@@ -241,7 +242,8 @@ class DSparkDraft(ChainedDraft):
         assert config.chain is not None
         rank, self.reads_previous = config.chain.rank, config.chain.reads_previous
         self.previous_embedding = nn.Embedding(config.vocab, rank) if rank else None
-        self.transition = nn.Linear(rank, config.vocab, bias=False) if rank else None
+        tokens = config.draft_vocab or config.vocab
+        self.transition = nn.Linear(rank, tokens, bias=False) if rank else None
         self.acceptance: nn.Linear | None = None
         if config.chain.predicts_acceptance:
             self.acceptance = nn.Linear(config.dim + rank * self.reads_previous, 1)
@@ -257,7 +259,12 @@ class DSparkDraft(ChainedDraft):
         """Add the bias of the tokens before, where there is a Markov head."""
         if self.transition is None:
             return logits
-        return logits + self.transition(self.embed_previous(previous))[:, : logits.shape[1]]
+        bias, width = self.transition(self.embed_previous(previous)), logits.shape[1]
+        tokens = self.head_tokens
+        if tokens is None or width == len(tokens):
+            return logits + bias[:, :width]
+        inside = tokens < width
+        return logits.index_add(1, tokens[inside], bias[:, inside].to(logits.dtype))
 
     def predict_acceptance(self, hidden: Tensor, previous: Tensor) -> Tensor:
         return self.acceptance_logits(hidden, previous).sigmoid()

@@ -24,7 +24,7 @@ from outpace.models.transformer import Embedding, Stack, Transformer
 
 LOG = logging.getLogger(__name__)
 
-HEAD_STATE = {"unembedding.weight", "d2t", "t2d"}
+HEAD_STATE = {"unembedding.weight", "transition.weight", "d2t", "t2d"}
 
 
 def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
@@ -157,6 +157,8 @@ def cover_tokens(draft: Draft, tokens: Tensor, source: Draft | None = None) -> N
     for tokens that `source` lacks, the target's rows by the linear map that fits those best.
     """
     draft.set_head_tokens(tokens)
+    if source is not None:
+        copy_transitions(draft, source)
     if draft.config.target_head:
         draft.borrow_rows(plain=True)
         return
@@ -171,6 +173,17 @@ def cover_tokens(draft: Draft, tokens: Tensor, source: Draft | None = None) -> N
         rows[known] = learnt[places[known]]
     assert draft.unembedding is not None
     draft.unembedding.get_parameter("weight").copy_(rows)
+
+
+def copy_transitions(draft: Draft, source: Draft) -> None:
+    """Copy a Markov head's rows of the tokens that both heads cover."""
+    ours, theirs = (each.state_dict().get("transition.weight") for each in (draft, source))
+    if ours is None or theirs is None or ours.shape[1] != theirs.shape[1]:
+        return
+    assert (tokens := draft.head_tokens) is not None
+    places = source.head_labels(tokens)
+    known = places >= 0
+    ours[known] = theirs[places[known]]
 
 
 @torch.no_grad()

@@ -22,15 +22,28 @@ from outpace.checkpoints.families.qwen3_5 import (
     QWEN3_NEXT,
 )
 from outpace.checkpoints.families.sdar import SDAR, SDAR_MOE
-from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
+from outpace.checkpoints.families.speculators import (
+    DFLASH_SPECULATOR,
+    DSPARK_SPECULATOR,
+    EAGLE_SPECULATOR,
+)
 from outpace.checkpoints.families.wedlm import WEDLM
 from outpace.models.config import ModelConfig
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(A2D, A2D_BLOCK, DFLASH, DFLASH2, DFLASH_SPECULATOR, DREAM, DSPARK, EAGLE),
-        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GEMMA4, GEMMA4_TEXT),
+        *(A2D, A2D_BLOCK, DFLASH, DFLASH2, DFLASH_SPECULATOR, DREAM, DSPARK),
+        *(
+            DSPARK_SPECULATOR,
+            EAGLE,
+            EAGLE_SPECULATOR,
+            EFFICIENT_DLM,
+            FAST_DLLM_V2,
+            GEMMA3,
+            GEMMA4,
+            GEMMA4_TEXT,
+        ),
         *(GEMMA4_UNIFIED, GPT_OSS, LLADA, LLADA2, LLADA_MOE, LLAMA),
         *(MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3, PHI3, QWEN2, QWEN3),
         *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),

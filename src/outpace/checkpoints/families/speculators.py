@@ -1,10 +1,10 @@
-"""EAGLE-3 and DFlash drafts in the format of the library speculators, with nested fields."""
+"""EAGLE-3, DFlash and DSpark drafts as the library speculators writes them, with nested fields."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from outpace.checkpoints.families.dflash import DFLASH
+from outpace.checkpoints.families.dflash import CHAIN_FIELDS, DFLASH, DSPARK_HEADS, read_chain
 from outpace.checkpoints.families.eagle import EAGLE
 from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, replace_prefix
 from outpace.checkpoints.fields import (
@@ -31,6 +31,8 @@ SPECULATOR_ALGORITHM, NON_CAUSAL_WINDOW = (
     f"{SPECULATORS_CONFIG}.algorithm",
     "sliding_window_non_causal",
 )
+ROW_SHIFTS = {False: 0, True: 1}
+"""Values of `sample_from_anchor`, and the slots from a row to the one that it predicts."""
 LAYER_TYPES = {"llama": False, "qwen3": True}
 """Types of layers, and whether their queries and keys are normed."""
 SPECULATOR_LAYERS = field("aux_hidden_state_layer_ids", some_indices)
@@ -116,11 +118,36 @@ DFLASH_SPECULATOR = replace(
     checkpoints=("RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.dflash",),
     aliases={"DFlashDraftModel": SPECULATOR_TYPE},
     fields={**DFLASH.fields, **DRAFT_VOCABULARY, **DFLASH_LAYERS, "kind": Kind.DFLASH}
-    | {"block": field("block_size", count, 8)},
+    | {
+        "block": field("block_size", count, 8),
+        "shift": field("sample_from_anchor", choice(ROW_SHIFTS), 0),
+    },
     fixed={name: value for name, value in DFLASH.fixed.items() if name != "draft_vocab_size"}
     | {SPECULATOR_ALGORITHM: "dflash"},
     stated={SPECULATOR_TYPE: "dflash"},
     remote={"config.DFlashSpeculatorConfig"},
     flat=flatten_with_windows,
     names={**DFLASH.names, "d2t": "d2t", "t2d": "t2d"},
+)
+
+DSPARK_SPECULATOR = replace(
+    DFLASH_SPECULATOR,
+    name="dspark_speculator",
+    about="DSpark as the library speculators writes it",
+    architectures=("DSparkSpeculator",),
+    checkpoints=("RedHatAI/GLM-5.2-speculator.dspark-preview",),
+    aliases={"DSparkDraftModel": SPECULATOR_TYPE},
+    fields={
+        **DFLASH_SPECULATOR.fields,
+        "shift": field("sample_from_anchor", choice(ROW_SHIFTS), 1),
+        "chain": Field(CHAIN_FIELDS, read_chain),
+    },
+    fixed={
+        **DFLASH_SPECULATOR.fixed,
+        SPECULATOR_ALGORITHM: "dspark",
+        "markov_head_type": "vanilla",
+    },
+    stated={SPECULATOR_TYPE: "dspark"},
+    remote={"config.DSparkSpeculatorConfig"},
+    names={**DFLASH_SPECULATOR.names, **DSPARK_HEADS},
 )
