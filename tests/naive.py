@@ -5,6 +5,7 @@ where a method caches them. `outpace.methods` must give the same tokens.
 """
 
 from collections.abc import Callable
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -205,13 +206,27 @@ def speculative(
     match: int = 0,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are the draft model's own tokens, or copies of at least `match`."""
+    """Drafts are the draft model's own tokens, or copies of at least `match`.
+
+    Shorter copies are drafts while as many of their tokens would have been accepted in the mean.
+    """
+    copies, drafts, choices = [0.0], [0.5], list[tuple[int, list[int], bool]]()
 
     def guess(ids: list[int], most: int) -> list[int]:
+        for begin, copied, is_copy in choices:
+            followed = ids[begin:]
+            if copied:
+                agreeing = [a == b for a, b in zip(copied, followed, strict=False)]
+                copies.append([*agreeing, False].index(False))
+            if not is_copy:
+                drafts.append(len(followed) - 1)
+        choices.clear()
         copied = copy_of(ids, min(MAX_COPY_TOKENS, most), 1)
         if match and len(copied) >= match:
             return copied
-        return autoregressive(draft, ids, min(tokens, most))
+        is_copy = bool(match and copied) and mean(copies) >= mean(drafts)
+        choices.append((len(ids), copied, is_copy))
+        return copied if is_copy else autoregressive(draft, ids, min(tokens, most))
 
     return verified(model, prompt, max_tokens, eos, guess)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from outpace.decoding.request import SharedAnswers
 LookupOption = Annotated[bool, "propose a copy instead of a draft where the text repeats"]
 
 DRAFT_MATCH = 3
-"""Tokens that must occur earlier for a copy to replace the draft of a model."""
+"""Tokens that must occur earlier for a copy to replace the draft of a model in any case."""
 
 MAX_COPY_TOKENS = 24
 """Most tokens that are copied where a method sets no number."""
@@ -81,6 +82,31 @@ class OccurrenceIndex:
         return (longest if places else 0), places
 
 
+@dataclass(slots=True)
+class MeanAccepted:
+    """Mean accepted tokens of proposals, the first of which is assumed."""
+
+    total: float
+    count: int = 1
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def add(self, accepted: int) -> None:
+        self.total += accepted
+        self.count += 1
+
+
+@dataclass(slots=True)
+class Choice:
+    """A choice between a short copy and a draft, at `begin` tokens of the text."""
+
+    begin: int
+    copied: list[int]
+    takes_copy: bool
+
+
 class CopyFinder:
     """Finds earlier occurrences of the last tokens of a sequence, and what followed them.
 
@@ -92,21 +118,38 @@ class CopyFinder:
         self.shared = shared
         lengths = (LONG_MATCH, match) if match < LONG_MATCH else (match,)
         self.indexes = [OccurrenceIndex(length) for length in lengths]
+        self.copies, self.drafts = MeanAccepted(0.0), MeanAccepted(0.5)
+        self.choice: Choice | None = None
 
     def replace_draft(self, request: Request, count: int) -> list[int]:
         """Return the tokens to verify instead of a draft of up to `count` tokens, or none.
 
         These are all tokens that the constraint forces, or else a copy, whose length does not
-        depend on the draft's; it is no cycle of the draft.
+        depend on the draft's; it is no cycle of the draft. A copy of fewer than `DRAFT_MATCH`
+        tokens replaces the draft while as many tokens of such copies are accepted in the mean.
         """
+        self.score_choice(request.ids)
         most = min(MAX_COPY_TOKENS, request.limit - len(request) - 1)
         forced = request.forced_tokens
         copied = forced or self.find_copy(request.ids, most)
         if count and not forced and len(copied) < DRAFT_MATCH:
-            return []
+            takes_copy = bool(copied) and self.copies.mean >= self.drafts.mean
+            self.choice = Choice(len(request), copied, takes_copy)
+            copied = copied if takes_copy else []
         if copied:
             request.cycle_length = None
         return copied
+
+    def score_choice(self, ids: Sequence[int]) -> None:
+        """Count the accepted tokens of the last choice; a copy is scored by the text either way."""
+        if (choice := self.choice) is None:
+            return
+        committed = ids[choice.begin :]
+        if choice.copied:
+            self.copies.add(agreement(choice.copied, committed))
+        if not choice.takes_copy:
+            self.drafts.add(len(committed) - 1)
+        self.choice = None
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
         """Index the new tokens of a sequence; return at most `most` tokens that may follow it."""

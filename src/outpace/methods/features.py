@@ -115,12 +115,11 @@ class FeatureBuffer:
 
         Returns whether to continue, or None if the draft proposes the next `count` tokens.
         """
-        if self.copies and (copied := self.copies.replace_draft(self.request, count)):
+        drafted = 0 if self.lost else count
+        if self.copies and (copied := self.copies.replace_draft(self.request, drafted)):
             keep = self.keeps_states(wanted=count > 0)
             return (yield from self.verify_chain(copied, self.sample, keep=keep))
-        if not count or self.lost:
-            return (yield from self.decode_plain(wanted=count > 0))
-        return None
+        return None if drafted else (yield from self.decode_plain(wanted=count > 0))
 
     def decode_plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
         """Decode one token, and those that a constraint forces; return whether to continue.
