@@ -1,9 +1,18 @@
-"""Configurations of drafts as the library speculators writes them."""
+"""Drafts as the library speculators writes them: configurations, tables and folders."""
 
+import json
+from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from helpers import VOCAB
 
+WEIGHTS = "model.safetensors"
+SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
+"""Tokens of a reduced vocabulary."""
 LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
 SIZES = {
     "hidden_size": 32,
@@ -53,15 +62,28 @@ def eagle(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]
     return wrapped("eagle3", fields, **{**own, **changes})
 
 
-def dflash(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def dflash(
+    layer: dict[str, Any] | None = None, kind: str = "dflash", **changes: Any
+) -> dict[str, Any]:
     fields = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
     own = {LISTED: [1, 2], "mask_token_id": VOCAB - 1, "block_size": 4}
-    return wrapped("dflash", fields, **{**own, **changes})
+    return wrapped(kind, fields, **{**own, **changes})
 
 
 def dspark(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     heads = {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True}
     heads |= {"confidence_head_with_markov": True, "sample_from_anchor": True}
-    return dflash(
-        layer, **{**wrapped("dspark", {}), LAYER: dflash(layer)[LAYER], **heads, **changes}
-    )
+    return dflash(layer, "dspark", **{**heads, **changes})
+
+
+def tables(tokens: list[int]) -> dict[str, Tensor]:
+    is_kept = torch.zeros(VOCAB, dtype=torch.bool)
+    is_kept[tokens] = True
+    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
+
+
+def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
+    return folder

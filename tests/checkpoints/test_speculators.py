@@ -1,12 +1,11 @@
 """Drafts written by the library speculators: the same numbers as in the plain formats."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,27 +21,9 @@ from outpace.models.extending import EagleDraft, build_draft_model
 from outpace.models.int8 import is_quantized
 from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
-from speculator_configs import LAYER, LISTED, dflash, dspark, eagle
+from speculator_configs import LAYER, LISTED, SOME, WEIGHTS, dflash, dspark, eagle, tables, written
 
-SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
-"""Tokens of a reduced vocabulary."""
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
-
-
-def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
-    return folder
-
-
-WEIGHTS = "model.safetensors"
-
-
-def tables(tokens: list[int]) -> dict[str, Tensor]:
-    is_kept = torch.zeros(VOCAB, dtype=torch.bool)
-    is_kept[tokens] = True
-    return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
 
 
 def translated(target: Transformer, plain: Path) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import speculator_configs
 from helpers import MASK, VOCAB, causal_model, close, dense, feeds, published, run
 from naive_draft import EPS, Finish, Weights, naive_hidden, random_layers
 from outpace import LLM
@@ -24,9 +23,9 @@ from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
 from outpace.training.objectives.dflash import DFlash as Objective
 from refusal import refuses
+from speculator_configs import SOME, WEIGHTS, dspark, tables, written
 
 DIM, BLOCK = 32, 5
-WEIGHTS = "model.safetensors"
 DRAFTED = {"block_size": BLOCK, "mask_token_id": MASK, "target_layer_ids": [0, 1]}
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
 DSPARK = {
@@ -220,35 +219,22 @@ def write_speculator(
 ) -> tuple[Path, Weights]:
     """Write a draft as speculators does, whose head covers some tokens, and return its tensors.
 
-    The returned head covers the vocabulary; the logits of other tokens are far below all.
+    The returned head covers the vocabulary.
     """
     assert target.unembedding is not None
-    config = speculator_configs.dspark(
-        {"rms_norm_eps": EPS}, block_size=BLOCK, mask_token_id=MASK, **changes
-    )
+    config = dspark({"rms_norm_eps": EPS}, block_size=BLOCK, mask_token_id=MASK, **changes)
     config |= {"draft_vocab_size": len(tokens), "target_head": borrows}
     tensors = random_tensors(config) | {"embed_tokens.weight": target.embedding.weight.clone()}
     if borrows:
         tensors["lm_head.weight"] = target.unembedding.weight.clone()
-    others = [token for token in range(VOCAB) if token not in tokens]
     whole = dict(tensors)
     for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
-        if name in tensors:
-            tensors[name] = whole[name][tokens]
+        tensors[name] = whole[name][tokens]
     if borrows:
         del tensors["lm_head.weight"]
-    if others:
-        is_kept = torch.ones(VOCAB, dtype=torch.bool)
-        is_kept[others] = False
-        tensors |= {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
-    return folder, whole
-
-
-SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
-"""Tokens of a reduced vocabulary."""
+    if len(tokens) < VOCAB:
+        tensors |= tables(tokens)
+    return written(folder, config, tensors), whole
 
 
 @pytest.mark.parametrize("tokens", [SOME, [*range(VOCAB)]], ids=["some", "all"])
@@ -276,10 +262,10 @@ def test_dspark_of_speculators_equals_its_definition(
             close(torch.tensor(ours.scores["acceptance"]), torch.tensor(sure))
     save_model(load_draft(folder, target), tmp_path / "again", dtype=torch.float32)
     assert load_draft(tmp_path / "again", target).config == draft.config
-    written, again = (load_file(each / WEIGHTS) for each in (folder, tmp_path / "again"))
-    del written["embed_tokens.weight"]
-    assert again.keys() == written.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in written.items())
+    stored, again = (load_file(each / WEIGHTS) for each in (folder, tmp_path / "again"))
+    del stored["embed_tokens.weight"]
+    assert again.keys() == stored.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
 
 
 def block_forward(draft: DFlashDraft, block: tuple[Tensor, int, int], **read: Any) -> Forward:
